@@ -1,0 +1,25 @@
+//! Compute kernels: quantised matmul, paged attention, norms, rope; equal bits on every instruction set.
+//!
+//! Every kernel here gives the same bits for the same row whatever the number of rows beside it, the
+//! number of threads and the instruction set. That is what lets a worker reuse, resume, batch and
+//! speculate without ever changing a token.
+//!
+//! Glossary
+//! - *row*: one token's activations. *column*: one output feature of a weight matrix.
+//! - *tile*: 16 columns of a weight matrix, interleaved so that a vector lane is a column.
+//! - *block*: 32 consecutive inputs that share one activation scale. *super-block*: 256 inputs of a K type.
+//! - *instruction set*: [`Isa`]; chosen at run time, never at compile time.
+//!
+//! The crate knows nothing of models, requests or caches.
+#![allow(
+    unsafe_code,
+    reason = "vector intrinsics and sharing one output buffer between the pool's threads; each use says why it is sound"
+)]
+
+mod error;
+mod isa;
+mod pool;
+
+pub use error::KernelError;
+pub use isa::Isa;
+pub use pool::Pool;
