@@ -1,0 +1,1 @@
+//! kvasir: a local fleet in one process, chat, model, version.

@@ -1,0 +1,1 @@
+//! The wire: .proto files, generated code, and the one conversion between wire and core.

@@ -1,0 +1,1 @@
+//! Quota, admission, placement and attempts; no weights.

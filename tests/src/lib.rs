@@ -1,0 +1,1 @@
+//! Integration tests: simulation, golden, end to end, performance, tidy.

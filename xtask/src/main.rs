@@ -1,0 +1,2 @@
+//! Thin entry points.
+fn main() {}
