@@ -4,4 +4,4 @@
 
 mod serve;
 
-pub use serve::{Catalog, ChunkStream, Prepared, ROUTER_STATES, Serve, ServedModel};
+pub use serve::{Catalog, ChunkStream, Prepared, ROUTER_STATES, Receipt, ReceiptSlot, Serve, ServedModel};

@@ -4,7 +4,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use kvasir_core::{Chunk, Error, ModelIdentity, Request, State, StateTimes};
 use kvasir_model::Text;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Output of one request; dropping it cancels the request everywhere.
 pub type ChunkStream = BoxStream<'static, Chunk>;
@@ -16,6 +16,28 @@ pub struct Prepared {
     pub request: Request,
     /// Time that the door spent (`prepare`), for the state partition of the reply.
     pub states: StateTimes,
+    /// Where a router writes why it chose the worker; stays empty where nothing was chosen.
+    pub receipt: ReceiptSlot,
+}
+
+/// Written once by whoever places a request, read by the door when the client asked for a report.
+pub type ReceiptSlot = Arc<OnceLock<Receipt>>;
+
+/// Why a request was placed where it was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipt {
+    /// Name of the chosen worker.
+    pub worker: String,
+    /// Branch of the decision.
+    pub branch: String,
+    /// Terms of the score in seconds; they sum to `score_s`.
+    pub terms: Vec<(String, f64)>,
+    /// Predicted cost of the chosen worker, in seconds.
+    pub score_s: f64,
+    /// Prompt tokens that the router expected to be cached there.
+    pub predicted_cached_tokens: u32,
+    /// Attempts that were made, at least 1.
+    pub attempts: u32,
 }
 
 /// What serves requests.
