@@ -1,0 +1,5 @@
+//! The one integration-test binary.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod tidy;
