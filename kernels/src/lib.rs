@@ -18,8 +18,12 @@
 
 mod error;
 mod isa;
+mod matmul;
 mod pool;
+mod quant;
 
 pub use error::KernelError;
 pub use isa::Isa;
+pub use matmul::{MAX_GROUP, Product, Scratch, Weights, matmul, matmul_group};
 pub use pool::Pool;
+pub use quant::{WeightType, dequantize};
