@@ -19,7 +19,11 @@
 mod error;
 mod isa;
 mod matmul;
+pub mod math;
+pub mod noise;
 mod pool;
+pub mod reduce;
+mod vector;
 mod quant;
 
 pub use error::KernelError;
