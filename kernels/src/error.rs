@@ -39,6 +39,16 @@ pub enum KernelError {
         /// The largest permitted value.
         limit: usize,
     },
+    /// An index beyond what it points into.
+    #[error("`{field}` is {got} but there are only {count}")]
+    Index {
+        /// The argument.
+        field: &'static str,
+        /// Its value.
+        got: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// The operating system gave no memory for a buffer.
     #[error("no memory for {bytes} bytes of `{field}`; lower the model's or the cache's size")]
     Memory {

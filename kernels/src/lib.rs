@@ -16,15 +16,18 @@
     reason = "vector intrinsics and sharing one output buffer between the pool's threads; each use says why it is sound"
 )]
 
+pub mod attention;
 mod error;
 mod isa;
-mod matmul;
 pub mod math;
+mod matmul;
 pub mod noise;
+pub mod norm;
 mod pool;
-pub mod reduce;
-mod vector;
 mod quant;
+pub mod reduce;
+pub mod rope;
+mod vector;
 
 pub use error::KernelError;
 pub use isa::Isa;

@@ -17,7 +17,7 @@ mod activations;
 mod dense;
 mod dispatch;
 mod lanes;
-mod shared;
+pub(crate) mod shared;
 mod tile;
 mod weights;
 
@@ -45,8 +45,11 @@ const MAX_ROWS: usize = MAX_DIM;
 /// Quantised activations that should stay in a core's cache while the tiles pass by.
 const CHUNK_BYTES: usize = 512 * 1024;
 
-/// Tasks per thread that a product is cut into: evens out threads that lose time to others.
+/// Most tasks per thread that a product is cut into: evens out threads that lose time to others.
 const TASKS_PER_THREAD: usize = 16;
+
+/// Bytes of weights (times rows that pass) that make a task worth claiming: about a microsecond.
+const TASK_BYTES: usize = 16 * 1024;
 
 /// Activations per thread from which quantising them is worth waking the pool.
 const PARALLEL_QUANTIZE: usize = 8 * 1024;
@@ -163,6 +166,16 @@ struct Plan<'a> {
     chunk: usize,
 }
 
+/// Tiles that one task takes: enough to be worth a claim, few enough that all threads end together.
+fn tiles_per_task(tiles: usize, tile_bytes: usize, threads: usize) -> usize {
+    let share = tiles / (threads * TASKS_PER_THREAD);
+    let worth = TASK_BYTES.div_ceil(tile_bytes).min(tiles.div_ceil(threads));
+    let most = share.max(worth).max(1);
+    // A division without remainder gives every thread the same number of equal tasks.
+    let even = (most.div_ceil(2)..=most).rev().find(|&run| tiles.is_multiple_of(run * threads));
+    even.unwrap_or(most)
+}
+
 /// One product of the group.
 struct Part<'a> {
     weights: &'a Weights,
@@ -182,7 +195,10 @@ impl<'a> Plan<'a> {
         let row_bytes = (x.len() / m * 2).max(1);
         let chunk = (CHUNK_BYTES / row_bytes).next_multiple_of(PANEL).max(PANEL).min(m.next_multiple_of(PANEL));
         let tiles = products.iter().map(|product| product.weights.tiles()).sum::<usize>();
-        let tiles_per_task = (tiles / (pool.threads() * TASKS_PER_THREAD)).max(1);
+        let bytes = products.iter().map(|product| product.weights.bytes()).sum::<usize>();
+        // A register of weights serves a panel of rows at about the price of two.
+        let work = (bytes / tiles).max(1) * chunk.min(m).div_ceil(PANEL / 2);
+        let tiles_per_task = tiles_per_task(tiles, work, pool.threads());
         let mut parts = [const { None }; MAX_GROUP];
         for (part, product) in parts.iter_mut().zip(products) {
             let kernels = dispatch::kernels(isa, product.weights.weight_type());
@@ -228,10 +244,9 @@ impl<'a> Plan<'a> {
                 rows: count,
                 columns: TILE.min(n - tile * TILE),
             };
-            let kernel = count.next_power_of_two().ilog2() as usize;
+            let kernel = count - 1;
             // SAFETY: the set was checked to be available. Codes and scales are a whole tile of this format.
-            // Lines exist for whole panels, and a call's rows lie in one panel because both `most` and the
-            // chunk's start divide or are multiples of it. Rows × columns of the target lie in `out`, and no
+            // A call's rows lie in one panel: `most` divides its length and chunks are whole panels. Rows × columns of the target lie in `out`, and no
             // other task has this tile and these rows.
             match &part.kernels {
                 Kernels::Panels(kernels) => unsafe {

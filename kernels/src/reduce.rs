@@ -29,7 +29,7 @@ pub fn sum_on(isa: Isa, x: &[f32]) -> f32 {
 
 /// Sum of the squares of all elements.
 pub fn sum_of_squares_on(isa: Isa, x: &[f32]) -> f32 {
-    spans(x, |span| dispatch(isa, SumOfSquares(span))) as f32
+    dispatch(isa, SumOfSquares(x))
 }
 
 /// Largest element.
@@ -157,6 +157,30 @@ pub(crate) unsafe fn max_lanes<V: Lanes>(x: &[f32]) -> f32 {
     }
 }
 
+/// Sum of the squares of all elements, span by span.
+#[inline(always)]
+pub(crate) unsafe fn sum_of_squares_lanes<V: Lanes>(x: &[f32]) -> f32 {
+    let mut total = 0.0_f64;
+    let mut start = 0;
+    while start < x.len() {
+        let end = if x.len() - start > SPAN { start + SPAN } else { x.len() };
+        let span = &x[start..end];
+        // SAFETY: `from` is inside the span. A zero leaves an accumulator as it is.
+        unsafe {
+            let mut acc = V::splat(0.0);
+            let mut from = 0;
+            while from < span.len() {
+                let x = V::load_slice(span, from, 0.0);
+                acc = V::fma(x, x, acc);
+                from += V::WIDTH;
+            }
+            total += f64::from(fold_sum::<V>(acc));
+        }
+        start = end;
+    }
+    canonical(total) as f32
+}
+
 /// Replaces each element by e^(x − shift) and returns the sum of one tree.
 #[inline(always)]
 pub(crate) unsafe fn exp_and_sum_lanes<V: Lanes>(x: &mut [f32], shift: f32) -> f32 {
@@ -199,17 +223,8 @@ impl Kernel for SumOfSquares<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) -> f32 {
-        // SAFETY: `from` is inside the slice. A zero leaves an accumulator as it is.
-        unsafe {
-            let mut acc = V::splat(0.0);
-            let mut from = 0;
-            while from < self.0.len() {
-                let x = V::load_slice(self.0, from, 0.0);
-                acc = V::fma(x, x, acc);
-                from += V::WIDTH;
-            }
-            fold_sum::<V>(acc)
-        }
+        // SAFETY: `dispatch` gives the set.
+        unsafe { sum_of_squares_lanes::<V>(self.0) }
     }
 }
 
