@@ -13,5 +13,7 @@ pub mod names;
 mod trace;
 
 pub use log::{LogError, LogFormat, init_log};
-pub use metrics::{AdmittedPrompt, DoorMetrics, FinishedRequest, Outcome, Registry, RouterMetrics, WorkerLevels, WorkerMetrics, WorkerTotals};
+pub use metrics::{
+    AdmittedPrompt, DoorMetrics, FinishedRequest, Outcome, Registry, RouterMetrics, WorkerLevels, WorkerMetrics, WorkerTotals,
+};
 pub use trace::{RequestSpan, SpanContext, TraceConfig, TraceError, Tracer, Value};

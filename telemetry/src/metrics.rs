@@ -103,9 +103,7 @@ impl Registry {
 
 /// Seconds from 100 µs to about 100 s, by half decades.
 fn seconds() -> Histogram {
-    Histogram::new([
-        0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0,
-    ])
+    Histogram::new([0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
 }
 
 /// Microseconds to milliseconds, for decisions and lookups.

@@ -110,7 +110,8 @@ impl Tracer {
         let Some(inner) = &self.0 else {
             return RequestSpan { tracer: None, context: Context::new(), passed_on: parent.cloned(), started };
         };
-        let parent_context = parent.and_then(parse).map_or_else(Context::new, |context| Context::new().with_remote_span_context(context));
+        let parent_context =
+            parent.and_then(parse).map_or_else(Context::new, |context| Context::new().with_remote_span_context(context));
         RequestSpan::open(inner, name, SpanKind::Server, &parent_context, started)
     }
 
@@ -134,7 +135,8 @@ impl Tracer {
 
 impl RequestSpan {
     fn open(inner: &Inner, name: &'static str, kind: SpanKind, parent: &Context, started: SystemTime) -> Self {
-        let span = inner.tracer.span_builder(name).with_kind(kind).with_start_time(started).start_with_context(&inner.tracer, parent);
+        let span =
+            inner.tracer.span_builder(name).with_kind(kind).with_start_time(started).start_with_context(&inner.tracer, parent);
         Self { tracer: Some(inner.clone()), context: Context::new().with_span(span), passed_on: None, started }
     }
 
@@ -160,7 +162,8 @@ impl RequestSpan {
     pub fn stage(&self, name: &'static str, start: SystemTime, duration: Duration, attributes: &[(&'static str, Value)]) {
         let Some(inner) = &self.tracer else { return };
         let builder = inner.tracer.span_builder(name).with_kind(SpanKind::Internal).with_start_time(start);
-        let builder = builder.with_attributes(attributes.iter().map(|(key, value)| KeyValue::new(*key, value.clone().into_otel())));
+        let builder =
+            builder.with_attributes(attributes.iter().map(|(key, value)| KeyValue::new(*key, value.clone().into_otel())));
         let mut span = builder.start_with_context(&inner.tracer, &self.context);
         opentelemetry::trace::Span::end_with_timestamp(&mut span, start + duration);
     }
@@ -195,7 +198,12 @@ impl RequestSpan {
         let span = self.context.span();
         let context = span.span_context();
         context.is_valid().then(|| SpanContext {
-            traceparent: format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags() & TraceFlags::SAMPLED),
+            traceparent: format!(
+                "00-{}-{}-{:02x}",
+                context.trace_id(),
+                context.span_id(),
+                context.trace_flags() & TraceFlags::SAMPLED
+            ),
             tracestate: Some(context.trace_state().header()).filter(|state| !state.is_empty()),
         })
     }

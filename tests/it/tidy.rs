@@ -55,7 +55,11 @@ fn read(path: &Path) -> String {
 
 /// Whether a file holds only tests, so that limits on size and panics do not apply.
 fn is_test(path: &str) -> bool {
-    path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs") || path.contains("/benches/") || path.contains("/examples/")
+    path.starts_with("tests/")
+        || path.contains("/tests/")
+        || path.ends_with("/tests.rs")
+        || path.contains("/benches/")
+        || path.contains("/examples/")
 }
 
 /// The part of a file before its inline test module.

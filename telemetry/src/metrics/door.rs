@@ -1,6 +1,6 @@
 //! What clients see, recorded at the door.
 
-use super::{EncodeLabelSet, Family, Gauge, Histogram, HistogramFamily, Registry, StateLabel, secs, seconds};
+use super::{EncodeLabelSet, Family, Gauge, Histogram, HistogramFamily, Registry, StateLabel, seconds, secs};
 use crate::names;
 use prometheus_client::metrics::counter::Counter;
 use std::time::Duration;
@@ -99,12 +99,8 @@ impl DoorMetrics {
 
     /// A request ended.
     pub fn finished(&self, request: &FinishedRequest<'_>, states: impl Iterator<Item = (&'static str, Duration)>) {
-        let labels = RequestLabels {
-            door: request.door,
-            route: request.route,
-            model: request.model.to_owned(),
-            outcome: request.outcome,
-        };
+        let labels =
+            RequestLabels { door: request.door, route: request.route, model: request.model.to_owned(), outcome: request.outcome };
         self.requests.get_or_create(&labels).inc();
         self.total.observe(secs(request.total));
         self.output_tokens.inc_by(request.output_tokens.into());

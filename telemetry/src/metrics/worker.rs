@@ -1,8 +1,8 @@
 //! What an engine did, recorded by the worker service.
 
 use super::{
-    EncodeLabelSet, Family, Gauge, Histogram, HistogramFamily, OutcomeLabel, Reason, Registry, Tier, level, ratios, secs, seconds,
-    set_total, short_seconds, token_counts,
+    EncodeLabelSet, Family, Gauge, Histogram, HistogramFamily, OutcomeLabel, Reason, Registry, Tier, level, ratios, seconds,
+    secs, set_total, short_seconds, token_counts,
 };
 use crate::names;
 use prometheus_client::metrics::counter::Counter;
@@ -116,8 +116,16 @@ impl WorkerMetrics {
     pub fn new(registry: &Registry) -> Self {
         Self {
             prefix_requests: registry.add(names::PREFIX_REQUESTS, "Requests that reached the prefix cache", Counter::default()),
-            prompt_lengths: registry.histogram(names::PROMPT_TOKENS_PER_REQUEST, "Prompt tokens per request (L_in)", token_counts),
-            hit_lengths: registry.histograms(names::HIT_TOKENS_PER_REQUEST, "Reused tokens per request (L_hit) by tier", token_counts),
+            prompt_lengths: registry.histogram(
+                names::PROMPT_TOKENS_PER_REQUEST,
+                "Prompt tokens per request (L_in)",
+                token_counts,
+            ),
+            hit_lengths: registry.histograms(
+                names::HIT_TOKENS_PER_REQUEST,
+                "Reused tokens per request (L_hit) by tier",
+                token_counts,
+            ),
             hit_ratio: registry.histogram(names::HIT_RATIO, "Reused share of the prompt (H)", ratios),
             prompt_tokens: registry.add(names::PROMPT_TOKENS, "Prompt tokens by source", Family::default()),
             lookup: registry.histogram(names::LOOKUP_SECONDS, "Time of prefix lookups", short_seconds),

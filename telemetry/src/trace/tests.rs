@@ -30,7 +30,8 @@ fn children_join_the_callers_trace_and_stages_lie_end_to_end() {
     let tracer = tracer(&memory, 0.0);
     let span = tracer.start("request", Some(&parent(PARENT)));
     let from = span.started();
-    let end = span.stages(from, &[("queue", Duration::from_millis(2)), ("skipped", Duration::ZERO), ("prefill", Duration::from_millis(3))]);
+    let end = span
+        .stages(from, &[("queue", Duration::from_millis(2)), ("skipped", Duration::ZERO), ("prefill", Duration::from_millis(3))]);
     assert_eq!(end, from + Duration::from_millis(5));
     assert_eq!(span.context().expect("sampled").traceparent[3..35], PARENT[3..35]);
     drop(span);

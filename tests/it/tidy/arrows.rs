@@ -45,7 +45,10 @@ fn dependencies_point_one_way() {
             }
             for (_, outside, reason) in FORBIDDEN.iter().filter(|(crate_name, ..)| *crate_name == name) {
                 findings.extend(
-                    outside.iter().filter(|outside| dependencies.contains_key(**outside)).map(|it| format!("{name} -> {it}: {reason}")),
+                    outside
+                        .iter()
+                        .filter(|outside| dependencies.contains_key(**outside))
+                        .map(|it| format!("{name} -> {it}: {reason}")),
                 );
             }
         }

@@ -8,8 +8,26 @@ const BANS: &[(&str, &[&str], &str)] = &[
     ("#[ignore", &[], "put a long loop under `cargo xtask soak`, or make the test fast"),
     ("\"kvasir_", &["telemetry/src/", "tests/", "/tests.rs"], "use the constant in telemetry/src/names.rs"),
     ("std::process::exit", &["/src/main.rs", "/src/bin/", "xtask/"], "return an error to main"),
-    ("println!", &["/src/main.rs", "/src/bin/", "cli/", "xtask/", "build.rs", "/examples/", "tests/"], "log with tracing; only programs print"),
-    ("SystemTime::now", &["telemetry/", "cli/", "xtask/", "tests/", "model/src/fetch", "model/src/template", "door/", "router/", "worker/src/service"], "decisions use an injected monotonic clock"),
+    (
+        "println!",
+        &["/src/main.rs", "/src/bin/", "cli/", "xtask/", "build.rs", "/examples/", "tests/"],
+        "log with tracing; only programs print",
+    ),
+    (
+        "SystemTime::now",
+        &[
+            "telemetry/",
+            "cli/",
+            "xtask/",
+            "tests/",
+            "model/src/fetch",
+            "model/src/template",
+            "door/",
+            "router/",
+            "worker/src/service",
+        ],
+        "decisions use an injected monotonic clock",
+    ),
 ];
 
 /// Module names that say nothing.
@@ -41,7 +59,11 @@ fn banned_words_are_not_written() {
 fn unsafe_code_stays_in_its_two_homes() {
     let findings = sources()
         .into_iter()
-        .filter(|source| !source.path.starts_with("kernels/") && source.path != "model/src/mmap.rs" && !source.path.starts_with("tests/it/tidy"))
+        .filter(|source| {
+            !source.path.starts_with("kernels/")
+                && source.path != "model/src/mmap.rs"
+                && !source.path.starts_with("tests/it/tidy")
+        })
         .filter(|source| source.text.lines().any(|line| line.contains("unsafe ") && !line.trim_start().starts_with("//")))
         .map(|source| format!("{}: `unsafe` belongs into kernels/ or model/src/mmap.rs", source.path))
         .collect();
@@ -65,7 +87,12 @@ fn modules_have_names_that_say_something() {
 fn every_file_begins_with_its_purpose() {
     let findings = sources()
         .into_iter()
-        .filter(|source| !source.path.ends_with("/tests.rs") && !source.path.contains("/tests/") && !source.text.starts_with("//!") && !source.text.starts_with("#!["))
+        .filter(|source| {
+            !source.path.ends_with("/tests.rs")
+                && !source.path.contains("/tests/")
+                && !source.text.starts_with("//!")
+                && !source.text.starts_with("#![")
+        })
         .map(|source| format!("{}: the first line is a module doc: what it owns, what it refuses to know", source.path))
         .collect();
     report("module docs", findings);

@@ -16,7 +16,11 @@ fn every_reason_has_a_page_that_agrees_with_it() {
         let row = format!("| {} | {} ", reason.http_status(), reason.grpc_code());
         let retry = format!("| {} |\n", if reason.retryable() { "yes" } else { "no" });
         if !(text.starts_with(&format!("# `{}`\n", reason.code())) && text.contains(&row) && text.contains(&retry)) {
-            findings.push(format!("docs/errors/{}.md: title or table differs from core::Reason (`{row}…{}`)", reason.code(), retry.trim()));
+            findings.push(format!(
+                "docs/errors/{}.md: title or table differs from core::Reason (`{row}…{}`)",
+                reason.code(),
+                retry.trim()
+            ));
         }
     }
     report("error pages", findings);
@@ -37,10 +41,11 @@ fn no_page_describes_a_reason_that_is_gone() {
 
 #[test]
 fn the_documents_that_people_need_are_there() {
-    let findings = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/roadmap.md", "docs/threat-model.md"]
-        .into_iter()
-        .filter(|path| !root().join(path).is_file())
-        .map(|path| format!("{path} is missing"))
-        .collect();
+    let findings =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/roadmap.md", "docs/threat-model.md"]
+            .into_iter()
+            .filter(|path| !root().join(path).is_file())
+            .map(|path| format!("{path} is missing"))
+            .collect();
     report("documents", findings);
 }

@@ -53,7 +53,9 @@ fn functions(text: &str) -> Vec<(String, usize, usize)> {
         let trimmed = line.trim_start();
         let Some(at) = trimmed.find("fn ") else { continue };
         let head = &trimmed[..at];
-        let is_function = head.split_whitespace().all(|word| matches!(word, "pub" | "const" | "async" | "unsafe" | "extern") || word.starts_with("pub("));
+        let is_function = head
+            .split_whitespace()
+            .all(|word| matches!(word, "pub" | "const" | "async" | "unsafe" | "extern") || word.starts_with("pub("));
         if !is_function || trimmed.trim_end().ends_with(';') {
             continue;
         }

@@ -1,0 +1,97 @@
+//! Outside programs that tests need, fetched or built once into the cache: a Python environment with real clients, Jaeger, cargo-deny.
+//!
+//! Owns versions and places. A tool that cannot be had is an error here; the caller decides whether that is a failure (CI) or a named line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Real clients for the end-to-end tests.
+const PYTHON_PACKAGES: &[&str] = &[
+    "openai==3.57.0",
+    "grpcio==1.85.1",
+    "grpcio-tools==1.85.1",
+    "grpcio-status==1.85.1",
+    "grpcio-reflection==1.85.1",
+    "tokenizers==0.23.3",
+];
+/// Name of the environment; raise it when the packages change.
+const PYTHON_ENVIRONMENT: &str = "python-1";
+const JAEGER_VERSION: &str = "v1.76.0";
+const DENY_VERSION: &str = "0.20.2";
+
+/// The folder of everything that is built or fetched once.
+pub fn cache() -> Result<PathBuf, String> {
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
+        .ok_or("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(base.join("kvasir"))
+}
+
+/// A command in words, for messages.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    let shown = format!("{command:?}");
+    let status = command.status().map_err(|error| format!("{shown}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{shown}: {status}")) }
+}
+
+/// Python of an environment that has the real clients.
+pub fn python() -> Result<PathBuf, String> {
+    let venv = cache()?.join(PYTHON_ENVIRONMENT);
+    let python = venv.join("bin/python");
+    let done = venv.join("complete");
+    if !done.exists() {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+            .map_err(|error| format!("{error}; install Python 3 with venv and pip"))?;
+        run(Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(PYTHON_PACKAGES))?;
+        fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))?;
+    }
+    Ok(python)
+}
+
+/// A real Jaeger (v2 binary: OTLP on 4317, query API on 16686).
+pub fn jaeger() -> Result<PathBuf, String> {
+    let binary = cache()?.join(format!("bin/jaeger-{JAEGER_VERSION}"));
+    if !binary.exists() {
+        let build = cache()?.join("build-jaeger");
+        fs::create_dir_all(&build).map_err(|error| format!("{}: {error}", build.display()))?;
+        fs::write(build.join("go.mod"), "module kvasir.dev/tools\n\ngo 1.24\n").map_err(|error| error.to_string())?;
+        let go = |args: &[&str]| {
+            run(Command::new("go").args(args).current_dir(&build).env("CGO_ENABLED", "0").env("GOFLAGS", "-mod=mod"))
+                .map_err(|error| format!("{error}; install Go 1.24 or newer"))
+        };
+        let package = "github.com/jaegertracing/jaeger/cmd/jaeger";
+        go(&["get", "-tool", &format!("{package}@{JAEGER_VERSION}")])?;
+        go(&["build", "-trimpath", "-ldflags", "-s -w", "-o", "jaeger", package])?;
+        place(&build.join("jaeger"), &binary)?;
+    }
+    Ok(binary)
+}
+
+/// `cargo deny`.
+pub fn deny() -> Result<PathBuf, String> {
+    let binary = cache()?.join(format!("bin/cargo-deny-{DENY_VERSION}"));
+    if !binary.exists() {
+        let root = cache()?.join("build-deny");
+        run(Command::new("cargo")
+            .args(["install", "--quiet", "--locked", "--version", DENY_VERSION, "cargo-deny", "--root"])
+            .arg(&root)
+            .env("CARGO_TARGET_DIR", root.join("target")))?;
+        place(&root.join("bin/cargo-deny"), &binary)?;
+        // The build folder is large and never used again.
+        let _kept_on_failure = fs::remove_dir_all(root);
+    }
+    Ok(binary)
+}
+
+/// Moves a finished binary to its place in one step, so that a crash never leaves half of one.
+fn place(from: &Path, to: &Path) -> Result<(), String> {
+    let explain = |error: std::io::Error| format!("{}: {error}", to.display());
+    fs::create_dir_all(to.parent().unwrap_or(to)).map_err(explain)?;
+    let temporary = to.with_extension("partial");
+    fs::copy(from, &temporary).map_err(explain)?;
+    fs::rename(&temporary, to).map_err(explain)
+}
