@@ -5,6 +5,8 @@
 //!
 //! Implementations: `cpu` (own kernels), `fake` (a deterministic hash-model on a virtual clock, for simulation), later `cuda`.
 
+pub mod fake;
+
 use crate::plan::{BlockId, Plan, StepOutput};
 use kvasir_core::{NumericsParts, Reason, TokenId};
 

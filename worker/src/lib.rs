@@ -7,4 +7,10 @@
 //! - *row*: the part of one sequence that takes part in a step.
 
 pub mod backend;
+pub mod engine;
+pub mod kv;
 pub mod plan;
+pub mod scheduler;
+pub mod grammar;
+pub mod sample;
+pub mod text;
