@@ -127,12 +127,10 @@ fn quantize_block(values: &[f32; SUB_LEN], line: &mut Line) {
         return;
     }
     let inverse = 127.0 / largest;
-    let mut sums = [0_i32; 2];
-    for (i, (q, v)) in line.q.iter_mut().zip(values).enumerate() {
-        let rounded = (v * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *q = rounded as i8;
-        sums[i / (SUB_LEN / 2)] += rounded;
-    }
+    let rounded = values.map(|v| (v * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()).cast_signed());
+    line.q = rounded.map(|q| q as i8);
+    let (first, second) = rounded.split_at(SUB_LEN / 2);
+    let sums = [first.iter().sum::<i32>(), second.iter().sum::<i32>()];
     let sum = sums[0] + sums[1];
     line.scale = scale;
     line.scaled_sum = scale * sum as f32;

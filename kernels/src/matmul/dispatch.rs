@@ -3,7 +3,7 @@
 //! Each instruction set has one entry per family, compiled under its features; everything below it is
 //! `inline(always)`, so the whole kernel takes on those features.
 
-use super::activations::{Line, quantize_panel};
+use super::activations::{Line, PANEL, quantize_panel};
 use super::dense::{self, BF16, F16, F32, Rows, Storage};
 use super::lanes::Lanes;
 use super::lanes::scalar::Scalar;
@@ -16,13 +16,16 @@ pub(crate) type PanelKernel = unsafe fn(&Panel);
 /// Multiplies one tile by rows. Safety: as [`dense::multiply`], on the instruction set chosen for.
 pub(crate) type RowsKernel = unsafe fn(&Rows);
 
-/// A family of kernels for one tile; the index is the base-2 logarithm of the rows computed.
+/// Rows that one call can take, on the set that takes most.
+const MOST: usize = PANEL;
+
+/// A family of kernels for one tile; index `r − 1` computes `r` rows, up to [`max_rows`].
 #[derive(Clone, Copy)]
 pub(crate) enum Kernels {
     /// Quantised weights and activations.
-    Panels([PanelKernel; 4]),
+    Panels([PanelKernel; MOST]),
     /// Float weights and activations.
-    Rows([RowsKernel; 4]),
+    Rows([RowsKernel; MOST]),
 }
 
 /// The kernels of a format; the set must be available.
@@ -68,40 +71,36 @@ pub(crate) fn quantize(isa: Isa, x: &[f32], blocks: usize, lines: &mut [Line]) {
     }
 }
 
-fn panel_kernels<F: Format>(isa: Isa) -> [PanelKernel; 4] {
+/// `[name::<T, 1>, …]`, where counts above the set's most repeat the last and are never asked for.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_rows {
+    ($name:path, $t:ident, $($rows:literal)*) => {{
+        use $name as kernel;
+        [$(kernel::<$t, $rows>),*]
+    }};
+}
+
+fn panel_kernels<F: Format>(isa: Isa) -> [PanelKernel; MOST] {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => [
-            x86::panel_avx512::<F, 1>,
-            x86::panel_avx512::<F, 2>,
-            x86::panel_avx512::<F, 4>,
-            x86::panel_avx512::<F, 8>,
-        ],
+        Isa::Avx512 => by_rows!(x86::panel_avx512, F, 1 2 3 4 5 6 7 8),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            let most = x86::panel_avx2::<F, 4> as PanelKernel;
-            [x86::panel_avx2::<F, 1>, x86::panel_avx2::<F, 2>, most, most]
-        }
+        Isa::Avx2 => by_rows!(x86::panel_avx2, F, 1 2 3 4 4 4 4 4),
         #[cfg(target_arch = "x86_64")]
-        Isa::Scalar if Isa::scalar_has_fma() => [x86::panel_fma::<F>; 4],
-        _ => [tile::multiply::<Scalar, F, 1>; 4],
+        Isa::Scalar if Isa::scalar_has_fma() => [x86::panel_fma::<F>; MOST],
+        _ => [tile::multiply::<Scalar, F, 1>; MOST],
     }
 }
 
-fn rows_kernels<S: Storage>(isa: Isa) -> [RowsKernel; 4] {
+fn rows_kernels<S: Storage>(isa: Isa) -> [RowsKernel; MOST] {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            [x86::rows_avx512::<S, 1>, x86::rows_avx512::<S, 2>, x86::rows_avx512::<S, 4>, x86::rows_avx512::<S, 8>]
-        }
+        Isa::Avx512 => by_rows!(x86::rows_avx512, S, 1 2 3 4 5 6 7 8),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            let most = x86::rows_avx2::<S, 4> as RowsKernel;
-            [x86::rows_avx2::<S, 1>, x86::rows_avx2::<S, 2>, most, most]
-        }
+        Isa::Avx2 => by_rows!(x86::rows_avx2, S, 1 2 3 4 4 4 4 4),
         #[cfg(target_arch = "x86_64")]
-        Isa::Scalar if Isa::scalar_has_fma() => [x86::rows_fma::<S>; 4],
-        _ => [dense::multiply::<Scalar, S, 1>; 4],
+        Isa::Scalar if Isa::scalar_has_fma() => [x86::rows_fma::<S>; MOST],
+        _ => [dense::multiply::<Scalar, S, 1>; MOST],
     }
 }
 

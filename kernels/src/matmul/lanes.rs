@@ -65,6 +65,9 @@ pub(crate) trait Lanes {
     /// Nearest float of each integer, ties to even.
     unsafe fn to_float(value: Self::I) -> Self::F;
 
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(p: *const u8);
+
     /// Reads `WIDTH · GROUP` bytes.
     unsafe fn load_bytes(p: *const u8) -> Self::B;
     /// Low four bits of each byte.

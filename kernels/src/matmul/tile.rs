@@ -49,6 +49,9 @@ pub(crate) trait Format {
     const CORRECTION: Correction;
 }
 
+/// How far ahead of use codes are asked for.
+const PREFETCH_BYTES: usize = 2048;
+
 /// What the shared scale is multiplied with.
 pub(crate) enum Factors {
     /// Nothing.
@@ -123,6 +126,12 @@ unsafe fn columns<L: Lanes, F: Format, const R: usize>(panel: &Panel, first: usi
                 scales = scales.add(2 * TILE);
             }
             for _ in 0..F::SUBS {
+                if R <= 4 {
+                    // Few rows wait for memory, and the hardware's own look-ahead ends at each page.
+                    for register in 0..F::BITS as usize {
+                        L::prefetch(codes.wrapping_add(PREFETCH_BYTES + register * GROUP_BYTES));
+                    }
+                }
                 let w = unpack::<L, F>(codes);
                 match F::FACTORS {
                     Factors::None => block::<L, F, R>(w, d, m, lines, &mut acc),

@@ -1,7 +1,7 @@
 //! Eight lanes in AVX2 with FMA; a tile is two passes.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_UNORD_Q, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm256_abs_epi8,
+    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_prefetch, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm256_abs_epi8,
     _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
     _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
     _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
@@ -92,6 +92,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn to_float(value: Self::I) -> Self::F {
         unsafe { _mm256_cvtepi32_ps(value) }
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast::<i8>()) };
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Sixteen lanes in AVX-512 with the VNNI dot product.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_loadu_si128, _mm256_loadu_si256, _mm512_and_si512,
+    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_prefetch, _mm_loadu_si128, _mm256_loadu_si256, _mm512_and_si512,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
@@ -84,6 +84,12 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn to_float(value: Self::I) -> Self::F {
         unsafe { _mm512_cvtepi32_ps(value) }
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast::<i8>()) };
     }
 
     #[inline(always)]

@@ -91,6 +91,9 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> Self::B {
         // SAFETY: the caller vouches for `GROUP_BYTES`.
         unsafe { bytes(p) }
