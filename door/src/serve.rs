@@ -26,18 +26,18 @@ pub type ReceiptSlot = Arc<OnceLock<Receipt>>;
 /// Why a request was placed where it was.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
-    /// Name of the chosen worker.
-    pub worker: String,
-    /// Branch of the decision.
-    pub branch: String,
-    /// Terms of the score in seconds; they sum to `score_s`.
-    pub terms: Vec<(String, f64)>,
+    /// Stable name of the chosen worker.
+    pub worker_uid: String,
+    /// Candidates that were compared.
+    pub candidates: u32,
     /// Predicted cost of the chosen worker, in seconds.
     pub score_s: f64,
-    /// Prompt tokens that the router expected to be cached there.
-    pub predicted_cached_tokens: u32,
+    /// Terms of the score in seconds (`wait`, `prefill`, `restore`, `decode`); they sum to `score_s`.
+    pub terms: Vec<(String, f64)>,
     /// Attempts that were made, at least 1.
     pub attempts: u32,
+    /// Prompt tokens that the router expected to be cached there.
+    pub predicted_cached_tokens: u32,
 }
 
 /// What serves requests.

@@ -1,0 +1,189 @@
+//! The tenants file: TOML that names tenants and the SHA-256 of their keys.
+//!
+//! ```toml
+//! [[tenant]]
+//! name = "team-a"
+//! key_sha256 = ["<64 hexadecimal digits>"]   # one or several
+//! weight = 2            # share under load, 1 to 1000; 1 if absent
+//! priority = 0          # -100 to 100; 0 if absent
+//! priority_max = 10     # highest `kvasir.priority` of its requests; 0 if absent
+//! cache_epoch = 0       # raise it to make everything that is cached for the tenant unreachable
+//! ```
+
+use super::{Entry, Scope, Tenant, TenantTable};
+use crate::params::PRIORITY_MAX;
+use kvasir_core::{Digest, PoolSecret, SharedDomain, TenantTag};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Longest tenant name, in bytes; it becomes a metric label.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Largest weight.
+const WEIGHT_MAX: u32 = 1000;
+
+/// Who may reuse whose state.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Isolation {
+    /// Each tenant has a domain of its own.
+    #[default]
+    PerTenant,
+    /// All tenants of the pool share one domain; the string is the pool's uid.
+    Pool(String),
+}
+
+/// Why a tenants file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TenantFileError {
+    /// Not the TOML that is expected.
+    #[error("the tenants file is not valid: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// No tenant in it.
+    #[error("the tenants file lists no tenant; add one `[[tenant]]`, or start without a file for one open tenant")]
+    Empty,
+    /// More keys than one table holds.
+    #[error("the tenants file lists more than {max} keys; remove some", max = TenantTable::KEYS_MAX)]
+    TooManyKeys,
+    /// A name that cannot be a tenant's.
+    #[error("tenant name {0:?} is not 1 to {NAME_BYTES_MAX} characters out of a-z, A-Z, 0-9, '-', '_', '.'")]
+    Name(String),
+    /// A name that is used twice.
+    #[error("tenant {0:?} is listed twice; give each tenant one entry with several keys")]
+    DuplicateName(String),
+    /// A key digest that is not one.
+    #[error("tenant {tenant:?}: key_sha256 {value:?} is not 64 hexadecimal digits; use `printf %s KEY | sha256sum`")]
+    KeyDigest {
+        /// Whose.
+        tenant: String,
+        /// What was written.
+        value: String,
+    },
+    /// A tenant that nobody can be.
+    #[error("tenant {0:?} has no key_sha256; list at least one")]
+    NoKey(String),
+    /// One key for two tenants.
+    #[error("tenant {0:?} lists a key that is already listed; a key belongs to one tenant, once")]
+    DuplicateKey(String),
+    /// A number out of range.
+    #[error("tenant {tenant:?}: {field} = {value} is not between {min} and {max}")]
+    Range {
+        /// Whose.
+        tenant: String,
+        /// Which.
+        field: &'static str,
+        /// What was written.
+        value: i64,
+        /// Smallest.
+        min: i64,
+        /// Largest.
+        max: i64,
+    },
+    /// The system gives no random bytes.
+    #[error("the system's random source failed: {0}")]
+    Random(getrandom::Error),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    tenant: Vec<FileTenant>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTenant {
+    name: String,
+    key_sha256: OneOrMany,
+    #[serde(default = "one")]
+    weight: i64,
+    #[serde(default)]
+    priority: i64,
+    #[serde(default)]
+    priority_max: i64,
+    #[serde(default)]
+    cache_epoch: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+fn one() -> i64 {
+    1
+}
+
+// === impl TenantTable ===
+
+impl TenantTable {
+    /// Reads a tenants file. Nothing of a file with an error is used.
+    pub fn parse(text: &str, secret: &PoolSecret, isolation: &Isolation) -> Result<Self, TenantFileError> {
+        let file: File = toml::from_str(text)?;
+        if file.tenant.is_empty() {
+            return Err(TenantFileError::Empty);
+        }
+        let shared = match isolation {
+            Isolation::PerTenant => None,
+            Isolation::Pool(uid) => Some(SharedDomain::derive(secret, uid)),
+        };
+        let scope = Arc::new(Scope { secret: secret.clone(), shared });
+        let mut lookup_key = [0u8; 32];
+        getrandom::fill(&mut lookup_key).map_err(TenantFileError::Random)?;
+        let mut table = Self { open: None, by_key: HashMap::new(), lookup_key, tenants: Vec::new() };
+        for entry in file.tenant {
+            table.add(entry, &scope)?;
+        }
+        Ok(table)
+    }
+
+    fn add(&mut self, entry: FileTenant, scope: &Arc<Scope>) -> Result<(), TenantFileError> {
+        let name = entry.name;
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.as_bytes().iter().all(plain) {
+            return Err(TenantFileError::Name(name));
+        }
+        if self.tenants.iter().any(|tenant| *tenant.tag().0 == *name) {
+            return Err(TenantFileError::DuplicateName(name));
+        }
+        let in_range = |field, value: i64, min: i64, max: i64| {
+            if (min..=max).contains(&value) {
+                Ok(value)
+            } else {
+                Err(TenantFileError::Range { tenant: name.clone(), field, value, min, max })
+            }
+        };
+        let priority_bound = i64::from(PRIORITY_MAX);
+        let tenant = Arc::new(Tenant {
+            tag: TenantTag(name.as_str().into()),
+            weight: in_range("weight", entry.weight, 1, i64::from(WEIGHT_MAX))? as u32,
+            priority: in_range("priority", entry.priority, -priority_bound, priority_bound)? as i32,
+            priority_max: in_range("priority_max", entry.priority_max, 0, priority_bound)? as i32,
+            cache_epoch: entry.cache_epoch,
+            scope: scope.clone(),
+        });
+        let keys = match entry.key_sha256 {
+            OneOrMany::One(key) => vec![key],
+            OneOrMany::Many(keys) => keys,
+        };
+        if keys.is_empty() {
+            return Err(TenantFileError::NoKey(name));
+        }
+        for key in keys {
+            let digest = Digest::from_hex(key.trim()).ok_or(TenantFileError::KeyDigest { tenant: name.clone(), value: key })?;
+            let slot = self.lookup(digest.as_bytes());
+            let entry = Entry { key_sha256: *digest.as_bytes(), tenant: tenant.clone() };
+            if self.by_key.insert(slot, entry).is_some() {
+                return Err(TenantFileError::DuplicateKey(name));
+            }
+            if self.by_key.len() > Self::KEYS_MAX {
+                return Err(TenantFileError::TooManyKeys);
+            }
+        }
+        self.tenants.push(tenant);
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! Serves a router on a listener: HTTP/1.1 and HTTP/2 (also without TLS), with a graceful end.
+//!
+//! Owns connections and their limits. Refuses to know routes. Flow of the end: stop accepting, tell each connection to finish what it has begun,
+//! wait for [`ServerSettings::grace`], then close what is left, which cancels its work.
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// Limits of a server.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Most open connections; more wait in the listener's queue.
+    pub connections_max: usize,
+    /// Longest time to send the head of a request.
+    pub header_wait: Duration,
+    /// Most concurrent requests on one HTTP/2 connection.
+    pub streams_max: u32,
+    /// Interval of HTTP/2 pings; a peer that does not answer within the same time is gone.
+    pub ping_interval: Duration,
+    /// Longest time that running requests get at the end.
+    pub grace: Duration,
+}
+
+/// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves until `shutdown` resolves and the running requests are done.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    settings: ServerSettings,
+    shutdown: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    let builder = Arc::new(settings.builder());
+    let places = Arc::new(Semaphore::new(settings.connections_max));
+    let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let accept = async {
+            let place = places.clone().acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            accepted = accept => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) if is_of_peer(&error) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Tokens are small and late ones are useless: nothing is held back to fill packets.
+        let _slower_without = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let builder = builder.clone();
+        let watcher = graceful.watcher();
+        connections.spawn(async move {
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            if let Err(error) = watcher.watch(connection).await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    if tokio::time::timeout(settings.grace, graceful.shutdown()).await.is_err() {
+        tracing::warn!(connections = connections.len(), "connections are closed although they have running requests");
+    }
+    connections.shutdown().await;
+    Ok(())
+}
+
+fn is_of_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+// === impl ServerSettings ===
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            connections_max: 16_384,
+            header_wait: Duration::from_secs(30),
+            streams_max: 1024,
+            ping_interval: Duration::from_secs(20),
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ServerSettings {
+    fn builder(&self) -> Builder<TokioExecutor> {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(self.header_wait);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.ping_interval)
+            .keep_alive_timeout(self.ping_interval)
+            .max_concurrent_streams(self.streams_max);
+        builder
+    }
+}
