@@ -8,8 +8,7 @@ With a model its own template is rendered as well (the fixture then holds the re
 import json
 import sys
 
-from jinja2 import nodes  # noqa: F401  (fails early without the package)
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, UndefinedError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -119,10 +118,10 @@ def main(out, model=None):
                 case = {"template": name, "conversation": conversation, "add_generation_prompt": generation}
                 try:
                     case["text"] = env.from_string(source).render(**variables)
+                except (UndefinedError, TypeError):
+                    case["failed"] = True
                 except TemplateError as error:
                     case["raised"] = str(error)
-                except TypeError:
-                    case["failed"] = True
                 cases.append(case)
     document = {"templates": TEMPLATES, "tools": TOOLS, "conversations": CONVERSATIONS, "cases": cases}
     with open(out, "w", encoding="utf-8") as f:
