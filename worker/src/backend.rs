@@ -5,6 +5,7 @@
 //!
 //! Implementations: `cpu` (own kernels), `fake` (a deterministic hash-model on a virtual clock, for simulation), later `cuda`.
 
+pub mod cpu;
 pub mod fake;
 
 use crate::plan::{BlockId, Plan, StepOutput};
