@@ -90,6 +90,8 @@ pub enum ArtifactKind {
     ChatTemplate,
     /// Default sampling parameters and end tokens, JSON.
     GenerationConfig,
+    /// All of the above in one file (`kvasir/artifacts/v1`): what routers fetch.
+    Text,
 }
 
 /// Memory of one tier.

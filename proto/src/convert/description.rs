@@ -244,6 +244,7 @@ pub fn artifact_kind_to_wire(kind: ArtifactKind) -> wire::ArtifactKind {
         ArtifactKind::Tokenizer => wire::ArtifactKind::Tokenizer,
         ArtifactKind::ChatTemplate => wire::ArtifactKind::ChatTemplate,
         ArtifactKind::GenerationConfig => wire::ArtifactKind::GenerationConfig,
+        ArtifactKind::Text => wire::ArtifactKind::Text,
     }
 }
 
@@ -252,6 +253,7 @@ fn artifact_kind_from_wire(field: &str, value: i32) -> Result<ArtifactKind, Malf
         Ok(wire::ArtifactKind::Tokenizer) => Ok(ArtifactKind::Tokenizer),
         Ok(wire::ArtifactKind::ChatTemplate) => Ok(ArtifactKind::ChatTemplate),
         Ok(wire::ArtifactKind::GenerationConfig) => Ok(ArtifactKind::GenerationConfig),
+        Ok(wire::ArtifactKind::Text) => Ok(ArtifactKind::Text),
         _ => Err(unknown(field, value)),
     }
 }
