@@ -17,6 +17,7 @@
 mod accept;
 mod clock;
 mod commit;
+mod constraint;
 mod cost;
 mod emit;
 mod handle;
@@ -33,9 +34,10 @@ mod take;
 mod thread;
 
 pub use clock::{Clock, MonotonicClock, VirtualClock};
+pub use constraint::{Constraint, ConstraintFactory};
 pub use cost::CostCurve;
 pub use handle::EngineHandle;
-pub use settings::{Constraint, ConstraintFactory, EngineParts, EngineSettings, QueueLimits, StepLimits};
+pub use settings::{EngineParts, EngineSettings, QueueLimits, StepLimits};
 pub use stats::{EngineStats, Inspection, OutputStats, PromptStats, RequestStats, StepStats};
 pub use stream::ChunkReceiver;
 pub use thread::EngineThread;

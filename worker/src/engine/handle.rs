@@ -7,7 +7,8 @@
 
 use super::mailbox::{Mailbox, Message};
 use super::request::{JobId, Submission};
-use super::settings::{ConstraintFactory, EngineSettings};
+use super::constraint::{Constraint, ConstraintFactory};
+use super::settings::EngineSettings;
 use super::stats::{EngineStats, Inspection};
 use super::stream::{self, ChunkReceiver};
 use super::{Clock, lock};
@@ -15,6 +16,7 @@ use crate::backend::BackendSpec;
 use crate::kv::{EventStream, FlushScope};
 use crate::text::Stops;
 use kvasir_core::{Error, ModelIdentity, Reason, Request, WorkerLoad};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -70,19 +72,12 @@ impl EngineHandle {
         self.check_fields(&request)?;
         self.check_size(&request)?;
         let stops = Stops::new(&request.stop.strings).map_err(|error| Error::invalid("stop", error.to_string()))?;
-        let constraint = match (&request.grammar, &shared.constraints) {
-            (None, _) => None,
-            (Some(grammar), Some(factory)) => Some(factory.compile(grammar)?),
-            (Some(_), None) => {
-                let message = "this engine serves no structured output; leave the grammar out";
-                return Err(Error::new(Reason::UnsupportedCombination, message).with_field("response_format"));
-            }
-        };
+        let constraints = self.constraints(&request)?;
         let ticket = self.enter(request.sampling.n, request.prompt.len() as u64)?;
         let id = JobId(shared.next_job.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = stream::channel(shared.settings.queue.chunks_max, &shared.mailbox, id);
         let received_at = shared.clock.now();
-        let submission = Submission { id, request, stops: Arc::new(stops), constraint, stream: sender, received_at, ticket };
+        let submission = Submission { id, request, stops: Arc::new(stops), constraints, stream: sender, received_at, ticket };
         if shared.mailbox.signal(Message::Submit(Box::new(submission))) { Ok(receiver) } else { Err(gone()) }
     }
 
@@ -153,6 +148,18 @@ impl EngineHandle {
     pub fn stop(&self) {
         self.start_drain();
         self.0.mailbox.signal(Message::Stop);
+    }
+
+    /// One automaton per choice, if the output has a form.
+    fn constraints(&self, request: &Request) -> Result<VecDeque<Box<dyn Constraint>>, Error> {
+        match (&request.grammar, &self.0.constraints) {
+            (None, _) => Ok(VecDeque::new()),
+            (Some(grammar), Some(factory)) => (0..request.sampling.n).map(|_| factory.compile(request.partition(), grammar)).collect(),
+            (Some(_), None) => {
+                let message = "this engine serves no structured output; leave the grammar out";
+                Err(Error::new(Reason::UnsupportedCombination, message).with_field("response_format"))
+            }
+        }
     }
 
     async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, Error> {

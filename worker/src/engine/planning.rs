@@ -119,7 +119,7 @@ impl Engine {
                 text: Text::new(Arc::clone(&job.stops)),
                 held: VecDeque::new(),
                 visible: 0,
-                constraint: job.constraint.as_ref().map(|constraint| constraint.fork()),
+                constraint: job.constraints.pop_front(),
             },
             join: Join::default(),
             in_flight: None,

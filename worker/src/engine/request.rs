@@ -5,7 +5,7 @@
 //! 2. While chunks wait in the outbox the request's sequences get no rows, so the outbox holds at most what one step made.
 
 use super::handle::Ticket;
-use super::settings::Constraint;
+use super::constraint::Constraint;
 use super::stream::ChunkSender;
 use crate::kv::{Owner, Retention};
 use crate::plan::{Chosen, SampleParams, SequenceId};
@@ -26,7 +26,8 @@ pub(super) struct Submission {
     pub(super) id: JobId,
     pub(super) request: Request,
     pub(super) stops: Arc<Stops>,
-    pub(super) constraint: Option<Box<dyn Constraint>>,
+    /// One per choice, or none; a choice takes its own when it begins.
+    pub(super) constraints: VecDeque<Box<dyn Constraint>>,
     pub(super) stream: ChunkSender,
     pub(super) received_at: Duration,
     pub(super) ticket: Ticket,
@@ -39,7 +40,8 @@ pub(super) struct Job {
     pub(super) params: Arc<SampleParams>,
     pub(super) owner: Owner,
     pub(super) stops: Arc<Stops>,
-    pub(super) constraint: Option<Box<dyn Constraint>>,
+    /// One per choice, or none; a choice takes its own when it begins.
+    pub(super) constraints: VecDeque<Box<dyn Constraint>>,
     pub(super) delivery: Delivery,
     pub(super) timing: Timing,
     pub(super) ledger: Ledger,
@@ -105,7 +107,7 @@ impl Job {
             params: Arc::new(params),
             owner,
             stops: submission.stops,
-            constraint: submission.constraint,
+            constraints: submission.constraints,
             delivery: Delivery { stream: submission.stream, outbox: VecDeque::new(), stalled_since: None },
             timing: Timing {
                 received_at: submission.received_at,

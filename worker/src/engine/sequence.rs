@@ -6,7 +6,7 @@
 //! 3. Blocks below `published` are in the index and are never written again.
 
 use super::request::JobId;
-use super::settings::Constraint;
+use super::constraint::Constraint;
 use crate::kv::{KeyMap, extend_keys};
 use crate::plan::{BlockCopy, BlockId, SequenceId, TokenCounts};
 use crate::scheduler::Rank;

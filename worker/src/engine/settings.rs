@@ -1,10 +1,10 @@
 //! What an engine is given at start: limits with their reasons, and the parts it is made of.
 
 use super::clock::Clock;
+use super::constraint::ConstraintFactory;
 use crate::backend::{Backend, TokenBytes};
 use crate::kv::KeyMap;
-use crate::plan::TokenMask;
-use kvasir_core::{CacheMode, Error, Grammar, Incarnation, ModelIdentity, TokenId};
+use kvasir_core::{CacheMode, Incarnation, ModelIdentity, TokenId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,24 +77,6 @@ pub struct EngineParts {
     pub constraints: Option<Arc<dyn ConstraintFactory>>,
     /// Time.
     pub clock: Arc<dyn Clock>,
-}
-
-/// A structured-output automaton of one choice.
-pub trait Constraint: Send {
-    /// Tokens allowed next.
-    fn mask(&mut self) -> Result<Arc<TokenMask>, Error>;
-    /// Takes a committed token.
-    fn commit(&mut self, id: TokenId) -> Result<(), Error>;
-    /// Takes back the last `tokens` committed tokens.
-    fn rollback(&mut self, tokens: usize) -> Result<(), Error>;
-    /// An independent copy in the same state.
-    fn fork(&self) -> Box<dyn Constraint>;
-}
-
-/// Makes automata; called by the submitting thread, because compiling may take long.
-pub trait ConstraintFactory: Send + Sync {
-    /// Compiles a grammar.
-    fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, Error>;
 }
 
 // === impl EngineSettings ===
