@@ -2,7 +2,8 @@
 //!
 //! For each matrix and row count: time of a product (median of several), MAC/s, bytes of weights per second
 //! and the cost relative to one row, c(m). Run it alone; figures of two runs on a shared machine differ.
-//! Arguments: the number of threads (default: all), then a word that the matrix's name must contain.
+//! Arguments: the number of threads (default: all), then a word that the matrix's name must contain (or `isas`:
+//! all matrices on all instruction sets), then one row count.
 #![expect(clippy::unwrap_used, reason = "a measurement: sizes are constants and any failure should stop it")]
 
 use std::time::Instant;
@@ -33,8 +34,8 @@ fn main() {
     let threads = args.next().and_then(|arg| arg.parse().ok()).unwrap_or(all);
     let wanted = args.next().unwrap_or_default();
     let pool = Pool::new(threads);
-    let isas = [Isa::detect()];
-    let isas = if wanted == "isas" { Isa::available() } else { isas.to_vec() };
+    let rows: Vec<usize> = args.next().map_or(ROWS.to_vec(), |arg| vec![arg.parse().unwrap()]);
+    let isas = if wanted == "isas" { Isa::available() } else { vec![Isa::detect()] };
     println!("{threads} threads; best instruction set {}", Isa::detect());
     println!("read bandwidth {:.1} GB/s", read_bandwidth(&pool));
     for (name, ty, n, k) in MATRICES {
@@ -47,17 +48,17 @@ fn main() {
         let copies: Vec<Weights> = (0..copies).map(|_| Weights::pack_on(&pool, ty, n, k, &bytes).unwrap()).collect();
         for &isa in &isas {
             println!("{name}: {} {n} x {k}, {isa}", ty.name());
-            measure(&pool, isa, &copies);
+            measure(&pool, isa, &copies, &rows);
         }
     }
 }
 
 /// One line per row count.
-fn measure(pool: &Pool, isa: Isa, copies: &[Weights]) {
+fn measure(pool: &Pool, isa: Isa, copies: &[Weights], rows: &[usize]) {
     let (n, k) = (copies[0].n(), copies[0].k());
     let mut scratch = Scratch::new();
     let mut one_row = None;
-    for m in ROWS {
+    for &m in rows {
         let x: Vec<f32> = (0..m * k).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
         let mut out = vec![0.0; m * n];
         let mut times = Vec::new();

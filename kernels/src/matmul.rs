@@ -120,7 +120,7 @@ fn check(isa: Isa, x: &[f32], m: usize, products: &[Product<'_>]) -> Result<(), 
     if m > MAX_ROWS {
         return Err(KernelError::Range { field: "m", got: m, limit: MAX_ROWS });
     }
-    for product in products.iter() {
+    for product in products {
         let weights = product.weights;
         let (want_x, want_out) = (m.saturating_mul(weights.k()), m.saturating_mul(weights.n()));
         if x.len() != want_x {

@@ -124,10 +124,9 @@ impl Pool {
         let shared = &*self.shared;
         shared.publish(tasks, &task);
         for worker in self.workers.iter().take(tasks - 1) {
-            if worker.parked.load(Ordering::SeqCst) && worker.parked.swap(false, Ordering::SeqCst) {
-                if let Some(handle) = &worker.handle {
-                    handle.thread().unpark();
-                }
+            let asleep = worker.parked.load(Ordering::SeqCst) && worker.parked.swap(false, Ordering::SeqCst);
+            if let Some(handle) = worker.handle.as_ref().filter(|_| asleep) {
+                handle.thread().unpark();
             }
         }
         IN_TASK.set(true);
@@ -404,7 +403,9 @@ mod tests {
                 })
             })
             .collect();
-        callers.into_iter().for_each(|c| c.join().unwrap());
+        for caller in callers {
+            caller.join().unwrap();
+        }
     }
 
     #[test]

@@ -97,7 +97,6 @@ impl Scratch {
 ///
 /// `x` holds the rows one after another; lines of absent rows keep what they held (valid bytes of an earlier
 /// product, whose results are never stored).
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 pub(crate) fn quantize_panel(x: &[f32], blocks: usize, lines: &mut [Line]) {
     for (row, values) in x.chunks_exact(blocks * SUB_LEN).enumerate() {
@@ -107,7 +106,6 @@ pub(crate) fn quantize_panel(x: &[f32], blocks: usize, lines: &mut [Line]) {
     }
 }
 
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 fn quantize_block(values: &[f32; SUB_LEN], line: &mut Line) {
     /// Adding it leaves the nearest integer (ties to even) in the low mantissa bits, for |v| < 2^22.

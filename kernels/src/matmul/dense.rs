@@ -35,18 +35,16 @@ pub(crate) struct F16;
 /// The upper half of binary32.
 pub(crate) struct BF16;
 
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 impl Storage for F32 {
     const SIZE: usize = 4;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const u8) -> L::F {
-        // SAFETY: the caller's promises; `Lanes::load` needs no alignment.
-        unsafe { L::load(p.cast::<f32>()) }
+        // SAFETY: the caller's promises.
+        unsafe { L::load_f32(p) }
     }
 }
 
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 impl Storage for F16 {
     const SIZE: usize = 2;
 
@@ -57,7 +55,6 @@ impl Storage for F16 {
     }
 }
 
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 impl Storage for BF16 {
     const SIZE: usize = 2;
 
@@ -72,7 +69,6 @@ impl Storage for BF16 {
 ///
 /// # Safety
 /// The instruction set of `L`; `weights` and `target.rows` rows of `x` readable; `target` writable.
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 pub(crate) unsafe fn multiply<L: Lanes, S: Storage, const R: usize>(rows: &Rows) {
     for first in (0..TILE).step_by(L::WIDTH) {

@@ -5,6 +5,7 @@
 //! two implementations that compute the same lanes give the same bits.
 //!
 //! Every method is `inline(always)` and is compiled inside a caller that enables the features it needs.
+#![allow(clippy::cast_ptr_alignment, reason = "every load and store of these modules is an unaligned one")]
 
 pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +50,7 @@ pub(crate) trait Lanes {
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Reads `WIDTH` floats.
-    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn load_f32(p: *const u8) -> Self::F;
     /// Reads `WIDTH` binary16 values.
     unsafe fn load_f16(p: *const u8) -> Self::F;
     /// Reads `WIDTH` bfloat16 values.

@@ -24,7 +24,6 @@ impl<'a, T> SharedMut<'a, T> {
     ///
     /// # Safety
     /// No other live part overlaps this one.
-    #[expect(clippy::mut_from_ref, reason = "the point of the type; disjointness is the caller's promise")]
     pub(crate) unsafe fn slice(&self, at: usize, len: usize) -> &'a mut [T] {
         assert!(at <= self.len && len <= self.len - at, "{at} + {len} lies outside of {}", self.len);
         // SAFETY: in bounds by the check, alive and exclusive by lifetime and promise.

@@ -92,7 +92,6 @@ formats! {
 ///
 /// # Safety
 /// The instruction set of `L`; pointers as `Panel` says, for `R` rows of lines; `target` writable.
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 pub(crate) unsafe fn multiply<L: Lanes, F: Format, const R: usize>(panel: &Panel) {
     for first in (0..TILE).step_by(L::WIDTH) {
@@ -108,7 +107,6 @@ pub(crate) unsafe fn multiply<L: Lanes, F: Format, const R: usize>(panel: &Panel
 ///
 /// # Safety
 /// As [`multiply`].
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 unsafe fn columns<L: Lanes, F: Format, const R: usize>(panel: &Panel, first: usize) -> [L::F; R] {
     // SAFETY: the caller's promises; offsets stay in the tile as `weights` lays it out.
@@ -160,7 +158,6 @@ unsafe fn columns<L: Lanes, F: Format, const R: usize>(panel: &Panel, first: usi
 ///
 /// # Safety
 /// The instruction set of `L`; a whole block is readable.
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 unsafe fn unpack<L: Lanes, F: Format>(codes: *const u8) -> [L::B; GROUPS] {
     // SAFETY: a block has `BITS` registers.
@@ -208,7 +205,6 @@ unsafe fn unpack<L: Lanes, F: Format>(codes: *const u8) -> [L::B; GROUPS] {
 ///
 /// # Safety
 /// The instruction set of `L`; `R` lines from `lines`.
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 unsafe fn block<L: Lanes, F: Format, const R: usize>(
     w: [L::B; GROUPS],
@@ -235,7 +231,6 @@ unsafe fn block<L: Lanes, F: Format, const R: usize>(
 ///
 /// # Safety
 /// As [`block`].
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 unsafe fn halves<L: Lanes, F: Format, const R: usize>(
     w: [L::B; GROUPS],
@@ -264,7 +259,6 @@ unsafe fn halves<L: Lanes, F: Format, const R: usize>(
 ///
 /// # Safety
 /// As [`Lanes::dot`].
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 unsafe fn dot<L: Lanes, F: Format, const R: usize, const N: usize>(
     codes: [L::B; N],
@@ -286,7 +280,6 @@ unsafe fn dot<L: Lanes, F: Format, const R: usize, const N: usize>(
 ///
 /// # Safety
 /// The instruction set of `L`; `target` writable.
-#[expect(clippy::inline_always, reason = "compiled under the features of its caller")]
 #[inline(always)]
 pub(crate) unsafe fn store<L: Lanes, const R: usize>(target: &Target, first: usize, sums: [L::F; R]) {
     let columns = target.columns.saturating_sub(first).min(L::WIDTH);

@@ -22,7 +22,6 @@ const fn groups_in_i16(bits: u32) -> usize {
     (i16::MAX as usize) / (2 * 127 * ((1 << bits) - 1))
 }
 
-#[expect(clippy::inline_always, reason = "each method must take on the features of the kernel that it is compiled into")]
 impl Lanes for Avx2 {
     type F = __m256;
     type I = __m256i;
@@ -54,8 +53,8 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::F {
-        unsafe { _mm256_loadu_ps(p) }
+    unsafe fn load_f32(p: *const u8) -> Self::F {
+        unsafe { _mm256_loadu_ps(p.cast::<f32>()) }
     }
 
     #[inline(always)]
@@ -117,16 +116,11 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn merge<const S: i32, const MASK: u8>(codes: Self::B, bits: Self::B) -> Self::B {
-        // The counts are constants: these become shifts by an immediate. Bits that cross into the neighbour
+        // The counts are constants: one shift vanishes, the other gets an immediate. Bits that cross into the neighbour
         // byte of a 16-bit lane are outside of the mask.
         unsafe {
-            let shifted = if S == 0 {
-                bits
-            } else if S > 0 {
-                _mm256_sll_epi16(bits, _mm_cvtsi32_si128(S))
-            } else {
-                _mm256_srl_epi16(bits, _mm_cvtsi32_si128(-S))
-            };
+            let left = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(S.max(0)));
+            let shifted = _mm256_srl_epi16(left, _mm_cvtsi32_si128((-S).max(0)));
             _mm256_or_si256(codes, _mm256_and_si256(shifted, _mm256_set1_epi8(MASK.cast_signed())))
         }
     }
@@ -148,7 +142,6 @@ impl Lanes for Avx2 {
 }
 
 /// Codes below 64: pairs of products, and several groups of them, fit 16 bits exactly.
-#[expect(clippy::inline_always, reason = "part of `Lanes::dot`")]
 #[inline(always)]
 unsafe fn dot_narrow<const R: usize, const N: usize, const BITS: u32>(
     codes: [__m256i; N],
@@ -176,7 +169,6 @@ unsafe fn dot_narrow<const R: usize, const N: usize, const BITS: u32>(
 
 /// Codes of eight bits around 128: a pair of unsigned products would pass 16 bits, so the sign moves to the
 /// activation (128 · 127 · 2 = 32,512 fits) and there is nothing to correct.
-#[expect(clippy::inline_always, reason = "part of `Lanes::dot`")]
 #[inline(always)]
 unsafe fn dot_bytes<const R: usize, const N: usize>(
     codes: [__m256i; N],

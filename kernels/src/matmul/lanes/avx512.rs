@@ -14,7 +14,6 @@ use super::{CANONICAL_NAN, GROUP, Lanes, TILE};
 /// All columns of a tile in one register.
 pub(crate) struct Avx512;
 
-#[expect(clippy::inline_always, reason = "each method must take on the features of the kernel that it is compiled into")]
 impl Lanes for Avx512 {
     type F = __m512;
     type I = __m512i;
@@ -46,8 +45,8 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::F {
-        unsafe { _mm512_loadu_ps(p) }
+    unsafe fn load_f32(p: *const u8) -> Self::F {
+        unsafe { _mm512_loadu_ps(p.cast::<f32>()) }
     }
 
     #[inline(always)]
@@ -109,16 +108,11 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     unsafe fn merge<const S: i32, const MASK: u8>(codes: Self::B, bits: Self::B) -> Self::B {
-        // The counts are constants: these become shifts by an immediate. Bits that cross into the neighbour
+        // The counts are constants: one shift vanishes, the other gets an immediate. Bits that cross into the neighbour
         // byte of a 16-bit lane are outside of the mask.
         unsafe {
-            let shifted = if S == 0 {
-                bits
-            } else if S > 0 {
-                _mm512_sll_epi16(bits, _mm_cvtsi32_si128(S))
-            } else {
-                _mm512_srl_epi16(bits, _mm_cvtsi32_si128(-S))
-            };
+            let left = _mm512_sll_epi16(bits, _mm_cvtsi32_si128(S.max(0)));
+            let shifted = _mm512_srl_epi16(left, _mm_cvtsi32_si128((-S).max(0)));
             _mm512_or_si512(codes, _mm512_and_si512(shifted, _mm512_set1_epi8(MASK.cast_signed())))
         }
     }

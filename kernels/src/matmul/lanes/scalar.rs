@@ -19,7 +19,6 @@ fn halves(raw: [u8; 2 * TILE]) -> [u16; TILE] {
     std::array::from_fn(|lane| u16::from_le_bytes([raw[2 * lane], raw[2 * lane + 1]]))
 }
 
-#[expect(clippy::inline_always, reason = "each method must take on the features of the kernel that it is compiled into")]
 impl Lanes for Scalar {
     type F = [f32; TILE];
     type I = [i32; TILE];
@@ -49,9 +48,10 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::F {
+    unsafe fn load_f32(p: *const u8) -> Self::F {
         // SAFETY: the caller vouches for `TILE` floats.
-        unsafe { p.cast::<[f32; TILE]>().read_unaligned() }
+        let raw = unsafe { bytes::<{ 4 * TILE }>(p) };
+        std::array::from_fn(|lane| f32::from_le_bytes(std::array::from_fn(|i| raw[4 * lane + i])))
     }
 
     #[inline(always)]
