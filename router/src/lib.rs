@@ -1,1 +1,28 @@
-//! Quota, admission, placement and attempts; no weights.
+//! The router: admission, placement by prefix, attempts; no weights.
+//!
+//! Glossary
+//! - *view*: an immutable snapshot of the fleet ([`View`]).
+//! - *index*: which worker holds which block, as far as its events can be trusted ([`index`]).
+//! - *pick*: the pure decision where a request goes ([`pick::pick`]).
+//! - *attempt*: one try on one worker, under one *lease*.
+
+pub mod admit;
+mod attempt;
+pub mod breaker;
+pub mod cost;
+pub mod discover;
+pub mod fleet;
+pub mod index;
+pub mod lease;
+pub mod pick;
+pub mod rendezvous;
+pub mod retry;
+mod serve;
+mod settings;
+mod texts;
+pub mod view;
+pub mod worker_client;
+
+pub use serve::RouterServe;
+pub use settings::RouterSettings;
+pub use view::View;

@@ -1,0 +1,214 @@
+//! The cost of a request on one worker, in seconds: wait + uncached prefill + restore + expected output × time per token.
+//!
+//! Pure. Knows a worker's reported load, what the router learned of it, and what the request needs. Refuses to know who else is a candidate.
+//! Called by placement for each candidate; [`Learned`] is fed by attempts.
+//!
+//! Invariants
+//! 1. The terms of [`Terms`] sum to its score, and each is finite and not negative.
+//! 2. More credit never costs more; more waiting work never costs less.
+//!
+//! Costs: tens of nanoseconds, no allocation.
+
+use crate::index::Match;
+use kvasir_core::{Tier, WorkerLoad};
+
+/// What a request needs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Work {
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Expected output tokens per choice.
+    pub output_tokens: f64,
+    /// Choices.
+    pub choices: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+}
+
+/// What the router itself has running on a worker, whatever the worker says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OwnLoad {
+    /// Choices in flight.
+    pub slots: u64,
+    /// Prompt tokens sent whose first output has not come yet.
+    pub prefill_tokens: u64,
+    /// Blocks that requests in flight may come to hold.
+    pub blocks: u64,
+}
+
+/// The terms of a cost, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Terms {
+    /// Until the prompt's turn comes: queued prefill, and memory that must become free.
+    pub wait_s: f64,
+    /// Computing the part of the prompt that is not reused.
+    pub prefill_s: f64,
+    /// Bringing blocks back from host or disk.
+    pub restore_s: f64,
+    /// Expected output × time per token.
+    pub decode_s: f64,
+}
+
+/// What the router learned about one life of a worker: how much slower (or faster) than predicted it is.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Learned {
+    ttft: Factor,
+    itl: Factor,
+}
+
+/// A running mean of log(observed ÷ predicted).
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Factor {
+    log: f64,
+    samples: u32,
+}
+
+/// Prefill rate until a worker has measured one, in tokens per second: a small model on a few CPU cores.
+pub const PREFILL_PRIOR_TOKENS_PER_S: f64 = 2_000.0;
+/// Time per output token until a worker has measured one, in seconds.
+pub const TPOT_PRIOR_S: f64 = 0.03;
+/// Seconds to restore one token's KV from host memory: 20 µs, about 23 KiB (SmolLM2-135M in f32 is 46 KiB) at 1–2 GB/s.
+pub const RESTORE_HOST_S: f64 = 20e-6;
+/// Seconds to restore one token's KV from a local disk.
+pub const RESTORE_DISK_S: f64 = 80e-6;
+
+/// Weight of the newest observation once enough have been seen; older ones fade within about ten requests.
+const LEARN_RATE_MIN: f64 = 0.1;
+/// Largest correction either way; beyond it an observation is an outlier (a paused process, a clock step).
+const FACTOR_LOG_MAX: f64 = 3.5;
+
+// === impl Terms ===
+
+impl Terms {
+    /// The cost.
+    pub fn score_s(&self) -> f64 {
+        self.wait_s + self.prefill_s + self.restore_s + self.decode_s
+    }
+
+    /// Seconds until the first output.
+    pub fn ttft_s(&self) -> f64 {
+        self.wait_s + self.prefill_s + self.restore_s
+    }
+
+    /// The terms with their names in receipts.
+    pub fn named(&self) -> [(&'static str, f64); 4] {
+        [("wait", self.wait_s), ("prefill", self.prefill_s), ("restore", self.restore_s), ("decode", self.decode_s)]
+    }
+}
+
+// === impl Learned ===
+
+impl Learned {
+    /// A first output came `observed_s` after sending, where `predicted_s` was expected.
+    pub fn observe_ttft(&mut self, predicted_s: f64, observed_s: f64) {
+        // The correction is already in the prediction: what is left of it is news.
+        self.ttft.observe(predicted_s, observed_s);
+    }
+
+    /// Output tokens came `observed_s` apart on average, where `predicted_s` was expected.
+    pub fn observe_itl(&mut self, predicted_s: f64, observed_s: f64) {
+        self.itl.observe(predicted_s, observed_s);
+    }
+}
+
+impl Factor {
+    fn observe(&mut self, predicted_s: f64, observed_s: f64) {
+        if !(predicted_s > 0.0 && observed_s > 0.0 && predicted_s.is_finite() && observed_s.is_finite()) {
+            return;
+        }
+        self.samples = self.samples.saturating_add(1);
+        let rate = (1.0 / f64::from(self.samples)).max(LEARN_RATE_MIN);
+        let error = (observed_s / predicted_s).ln().clamp(-FACTOR_LOG_MAX, FACTOR_LOG_MAX);
+        self.log = (self.log + rate * error).clamp(-FACTOR_LOG_MAX, FACTOR_LOG_MAX);
+    }
+
+    fn get(self) -> f64 {
+        self.log.exp()
+    }
+}
+
+// === estimate ===
+
+/// Prompt tokens of `credit` that a worker can reuse, by tier and discounted by confidence; at least the last token is computed.
+pub fn reusable_tokens(work: &Work, credit: &Match) -> [f64; 3] {
+    let mut left = f64::from(work.prompt_tokens.saturating_sub(1));
+    credit.blocks.map(|blocks| {
+        let tokens = f64::from(blocks) * f64::from(work.block_size) * f64::from(credit.confidence);
+        let tokens = tokens.min(left);
+        left -= tokens;
+        tokens
+    })
+}
+
+/// Predicted cost of `work` on a worker.
+pub fn estimate(work: &Work, credit: &Match, load: &WorkerLoad, own: &OwnLoad, learned: &Learned) -> Terms {
+    let prefill_rate = match f64::from(load.prefill_tokens_per_second) {
+        rate if rate.is_finite() && rate > 0.0 => rate,
+        _ => PREFILL_PRIOR_TOKENS_PER_S,
+    };
+    let ttft_factor = learned.ttft.get();
+    let token_s = ttft_factor / prefill_rate;
+    let [device, host, disk] = reusable_tokens(work, credit);
+    let uncached = f64::from(work.prompt_tokens) - device - host - disk;
+    // Restoring is worth it only when cheaper than recomputing; the worker decides the same way.
+    let restore_s = host * RESTORE_HOST_S.min(token_s) + disk * RESTORE_DISK_S.min(token_s);
+    // The report lags and holds other routers' work, our own count is prompt and partial: the larger is nearer the truth.
+    let queued = load.queued_prefill_tokens.max(own.prefill_tokens) as f64;
+    let running = u64::from(load.running) + u64::from(load.waiting);
+    let tpot_s = tpot_s(load, running.max(own.slots) as f64 + f64::from(work.choices)) * learned.itl.get();
+    Terms {
+        wait_s: queued * token_s + memory_wait_s(work, uncached, load, own, tpot_s),
+        prefill_s: uncached * token_s,
+        restore_s,
+        decode_s: work.output_tokens * tpot_s,
+    }
+}
+
+/// Time until enough held blocks come back: the share of them that is missing, times the time in which a sequence ends.
+fn memory_wait_s(work: &Work, uncached: f64, load: &WorkerLoad, own: &OwnLoad, tpot_s: f64) -> f64 {
+    let Some(device) = load.tier(Tier::Device) else { return 0.0 };
+    let total = f64::from(device.free) + f64::from(device.cached) + f64::from(device.held);
+    let held = f64::from(device.held).max((own.blocks as f64).min(total));
+    let tokens = uncached + work.output_tokens * f64::from(work.choices);
+    let missing = tokens / f64::from(work.block_size.max(1)) - (total - held);
+    if missing <= 0.0 || held <= 0.0 {
+        return 0.0;
+    }
+    (missing / held).min(1.0) * work.output_tokens * tpot_s
+}
+
+/// Time per output token with `rows` choices running: the measured rate (which includes speculative gain), moved along the cost curve.
+fn tpot_s(load: &WorkerLoad, rows: f64) -> f64 {
+    let curve = |rows: f64| curve_s(load, rows);
+    let rate = f64::from(load.decode_tokens_per_second);
+    if rate.is_finite() && rate > 0.0 {
+        let here = curve(f64::from(load.running.max(1)));
+        return match (here, curve(rows)) {
+            (Some(here), Some(there)) if here > 0.0 => there / here / rate,
+            _ => 1.0 / rate,
+        };
+    }
+    curve(rows).unwrap_or(TPOT_PRIOR_S)
+}
+
+/// The cost curve at `rows`, linear between points, held flat before the first and extended by the last slope.
+fn curve_s(load: &WorkerLoad, rows: f64) -> Option<f64> {
+    let usable = |seconds: f32| seconds.is_finite() && seconds > 0.0;
+    let points = || load.cost.iter().filter(|point| usable(point.seconds)).map(|point| (f64::from(point.rows), f64::from(point.seconds)));
+    let first = points().next()?;
+    let mut before = first;
+    let mut last_slope = 0.0;
+    for point in points() {
+        if point.0 > before.0 {
+            last_slope = ((point.1 - before.1) / (point.0 - before.0)).max(0.0);
+        }
+        if rows <= point.0 {
+            return Some(if point.0 > before.0 { before.1 + (rows - before.0).max(0.0) * last_slope } else { point.1 });
+        }
+        before = point;
+    }
+    Some(before.1 + (rows - before.0) * last_slope)
+}
+
+#[cfg(test)]
+mod tests;

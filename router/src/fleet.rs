@@ -1,0 +1,320 @@
+//! The fleet: who is there, whether they can be used, and the snapshot of it that everyone else reads.
+//!
+//! Owns the list of workers, their lives and the published [`View`]. One task changes them; a link task per worker (see [`link`]) reports to it.
+//! Refuses to know requests. The prefix index lies beside the view because it is too large to be copied: links write it, placement reads it.
+//!
+//! Invariants
+//! 1. A new life of a worker takes the old life's credit away before anything is sent to it.
+//! 2. In-flight counts belong to a life: a worker that leaves and rejoins in the same life finds the same counts.
+//! 3. A worker that leaves the list gets nothing new from the next view on.
+//!
+//! Costs: a view is rebuilt at most every [`PUBLISH_EVERY`], O(workers) handle copies.
+
+mod catalog;
+mod link;
+pub(crate) use link::random_unit;
+#[cfg(test)]
+mod tests;
+
+use crate::discover::{Change, Discover, Endpoint};
+use crate::index::{Index, MemberId, Trust};
+use crate::lease::Total;
+use crate::rendezvous::salt_of;
+use crate::texts::Texts;
+use crate::view::{Described, Live, Readiness, View, WorkerView};
+use crate::worker_client::WorkerClient;
+use futures::StreamExt as _;
+use kvasir_core::{Incarnation, WorkerLoad, WorkerUid};
+use kvasir_door::ServedModel;
+use kvasir_proto::auth::Credentials;
+use kvasir_telemetry::RouterMetrics;
+use link::Link;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, sleep_until};
+
+/// Handle to the running fleet; cheap to clone. The fleet stops when the last handle and its [`FleetTask`] are gone.
+#[derive(Clone)]
+pub struct Fleet {
+    view: watch::Receiver<Arc<View>>,
+    index: SharedIndex,
+    total: Arc<Total>,
+}
+
+/// Stops the fleet's tasks when dropped.
+pub struct FleetTask(JoinHandle<()>);
+
+/// The prefix index and the clock that it counts time by.
+#[derive(Clone)]
+pub struct SharedIndex {
+    index: Arc<RwLock<Index>>,
+    start: Instant,
+}
+
+/// What a link tells the owner.
+enum Report {
+    Described { life: Life, models: Vec<ServedModel>, client: WorkerClient },
+    Readiness(Readiness),
+    Load(WorkerLoad, Instant),
+}
+
+/// One life of a worker as its link found it.
+struct Life {
+    uid: WorkerUid,
+    incarnation: Incarnation,
+    member: MemberId,
+    block_size: u32,
+}
+
+struct Owner {
+    workers: BTreeMap<Endpoint, Worker>,
+    lives: HashMap<(WorkerUid, Incarnation), Arc<Live>>,
+    listed: bool,
+    total: Arc<Total>,
+    index: SharedIndex,
+    metrics: RouterMetrics,
+    reports: mpsc::Sender<(Endpoint, u64, Report)>,
+    links: LinkParts,
+    next_link: u64,
+}
+
+/// What every link shares.
+#[derive(Clone)]
+struct LinkParts {
+    index: SharedIndex,
+    texts: Texts,
+    credentials: Option<Credentials>,
+}
+
+struct Worker {
+    view: WorkerView,
+    models: Vec<ServedModel>,
+    /// Number of the link that may report; reports of an earlier one are late.
+    link: u64,
+    task: AbortHandle,
+}
+
+/// Shortest time between two views: at most a thousandth of a step later than the news, and one rebuild whatever the burst.
+const PUBLISH_EVERY: Duration = Duration::from_millis(5);
+/// Reports on their way to the owner; a full channel slows the links down, not the owner.
+const REPORTS_MAX: usize = 1_024;
+/// Lives without registration that are remembered before idle ones are forgotten.
+const LIVES_SLACK: usize = 64;
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Starts watching the workers that `discover` names.
+    pub fn start(discover: Box<dyn Discover>, index_bytes: usize, credentials: Option<Credentials>, metrics: RouterMetrics) -> (Self, FleetTask) {
+        let (publish, view) = watch::channel(Arc::new(View::default()));
+        let index = SharedIndex { index: Arc::new(RwLock::new(Index::new(index_bytes))), start: Instant::now() };
+        let total = Arc::new(Total::default());
+        let (reports, inbox) = mpsc::channel(REPORTS_MAX);
+        let links = LinkParts { index: index.clone(), texts: Texts::default(), credentials };
+        let owner = Owner {
+            workers: BTreeMap::new(),
+            lives: HashMap::new(),
+            listed: false,
+            total: Arc::clone(&total),
+            index: index.clone(),
+            metrics,
+            reports,
+            links,
+            next_link: 0,
+        };
+        let task = tokio::spawn(owner.run(discover, inbox, publish));
+        (Self { view, index, total }, FleetTask(task))
+    }
+
+    /// The newest view.
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.borrow())
+    }
+
+    /// A receiver that sees every later view.
+    pub fn watch(&self) -> watch::Receiver<Arc<View>> {
+        self.view.clone()
+    }
+
+    /// The index.
+    pub fn index(&self) -> &SharedIndex {
+        &self.index
+    }
+
+    /// In-flight counts of the whole router.
+    pub fn total(&self) -> &Total {
+        &self.total
+    }
+
+    /// Waits until `wanted` holds of a view.
+    pub async fn until(&self, mut wanted: impl FnMut(&View) -> bool) -> Arc<View> {
+        let mut view = self.view.clone();
+        let found = view.wait_for(|view| wanted(view)).await.map(|view| Arc::clone(&view));
+        // The sender lives as long as the task; without it the last view is all there will ever be.
+        found.unwrap_or_else(|_closed| self.view())
+    }
+}
+
+impl Drop for FleetTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+// === impl SharedIndex ===
+
+impl SharedIndex {
+    /// Reads; held for microseconds and never across an await.
+    pub fn read(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index's time at a moment.
+    pub fn time(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.start)
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    async fn run(mut self, discover: Box<dyn Discover>, mut inbox: mpsc::Receiver<(Endpoint, u64, Report)>, publish: watch::Sender<Arc<View>>) {
+        let mut changes = discover.changes();
+        let mut ended = false;
+        let mut batch = Vec::new();
+        loop {
+            let published = Instant::now();
+            tokio::select! {
+                change = changes.next(), if !ended => match change {
+                    Some(change) => self.change(change),
+                    None => ended = true,
+                },
+                _received = inbox.recv_many(&mut batch, REPORTS_MAX) => {}
+            }
+            // What arrives within a moment goes into one view.
+            tokio::select! {
+                () = sleep_until(published + PUBLISH_EVERY) => {}
+                () = publish.closed() => return,
+            }
+            while let Ok(report) = inbox.try_recv() {
+                batch.push(report);
+            }
+            batch.drain(..).for_each(|(endpoint, link, report)| self.report(&endpoint, link, report));
+            let view = self.view();
+            self.count(&view);
+            publish.send_replace(Arc::new(view));
+        }
+    }
+
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Listed => self.listed = true,
+            Change::Join(endpoint) => self.join(endpoint),
+            Change::Leave(endpoint) => {
+                if let Some(worker) = self.workers.remove(&endpoint) {
+                    tracing::info!(worker = %worker.view.uid, "worker left");
+                    worker.task.abort();
+                    self.forget_idle_lives();
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, endpoint: Endpoint) {
+        if self.workers.contains_key(&endpoint) {
+            return;
+        }
+        let number = self.next_link;
+        self.next_link += 1;
+        let link = Link::new(endpoint.clone(), number, self.links.clone(), self.reports.clone());
+        let task = tokio::spawn(link.run()).abort_handle();
+        let uid = WorkerUid(endpoint.uri().into());
+        let view = WorkerView::unknown(uid, endpoint.uri().to_owned(), Arc::new(Live::new(Arc::clone(&self.total))));
+        self.workers.insert(endpoint, Worker { view, models: Vec::new(), link: number, task });
+    }
+
+    fn report(&mut self, endpoint: &Endpoint, link: u64, report: Report) {
+        let Some(worker) = self.workers.get_mut(endpoint).filter(|worker| worker.link == link) else { return };
+        match report {
+            Report::Readiness(readiness) => worker.view.readiness = readiness,
+            Report::Load(load, measured) => {
+                let same_life = worker.view.described.as_ref().is_some_and(|described| described.incarnation == load.incarnation);
+                if same_life {
+                    worker.view.load = Some((load, measured));
+                }
+            }
+            Report::Described { life, models, client } => {
+                let live = self.lives.entry((life.uid.clone(), life.incarnation));
+                let live = live.or_insert_with(|| Arc::new(Live::new(Arc::clone(&self.total))));
+                let names = models.iter().map(|model| (model.name.clone(), model.identity)).collect();
+                let described = Described { incarnation: life.incarnation, member: life.member, models: names, block_size: life.block_size };
+                let new_life = worker.view.described.as_ref().is_none_or(|known| known.incarnation != life.incarnation);
+                worker.view.salt = salt_of(&life.uid);
+                worker.view.uid = life.uid;
+                worker.view.live = Arc::clone(live);
+                worker.view.described = Some(described);
+                worker.view.client = Some(client);
+                worker.models = models;
+                if new_life {
+                    tracing::info!(worker = %worker.view.uid, incarnation = %life.incarnation, "worker described itself");
+                    worker.view.load = None;
+                    worker.view.readiness = Readiness::Unprobed;
+                    self.forget_idle_lives();
+                }
+            }
+        }
+    }
+
+    /// Lives that no worker has now are kept while they have requests in flight, so that their counts go on.
+    fn forget_idle_lives(&mut self) {
+        if self.lives.len() <= self.workers.len() + LIVES_SLACK {
+            return;
+        }
+        let current: Vec<Arc<Live>> = self.workers.values().map(|worker| Arc::clone(&worker.view.live)).collect();
+        self.lives.retain(|_, live| live.gauge.read().attempts > 0 || current.iter().any(|other| Arc::ptr_eq(live, other)));
+    }
+
+    fn view(&self) -> View {
+        let complete = self.listed && self.workers.values().all(|worker| worker.view.readiness != Readiness::Unprobed);
+        let catalog = Arc::new(catalog::build(self.workers.values().map(|worker| (&worker.view.readiness, worker.models.as_slice()))));
+        let mut seen: HashMap<&WorkerUid, &Endpoint> = HashMap::new();
+        let workers = self.workers.iter().map(|(endpoint, worker)| {
+            let mut view = worker.view.clone();
+            // Two endpoints with one name would share counts and rank; the first keeps it.
+            if let Some(first) = seen.get(&worker.view.uid) {
+                let message = format!("{endpoint} and {first} both say that they are worker {}; give each its own uid", view.uid);
+                view.readiness = Readiness::Unready(kvasir_core::Error::new(kvasir_core::Reason::InvalidArgument, message));
+            } else {
+                seen.insert(&worker.view.uid, endpoint);
+            }
+            Arc::new(view)
+        });
+        View::new(workers.collect(), catalog, complete)
+    }
+
+    fn count(&self, view: &View) {
+        let index = self.index.read();
+        let now = self.index.time(Instant::now());
+        let trust = |wanted: Trust| {
+            let of = |worker: &Arc<WorkerView>| worker.described.as_ref().map_or(Trust::Fallback, |described| index.trust(described.member, now));
+            view.workers().iter().filter(|worker| of(worker) == wanted).count() as u64
+        };
+        let states = [Trust::Exact, Trust::Degraded, Trust::Fallback].map(|state| (state.name(), trust(state)));
+        let bytes = index.stats().bytes;
+        drop(index);
+        self.metrics.index(&states, bytes);
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.workers.values().for_each(|worker| worker.task.abort());
+    }
+}
