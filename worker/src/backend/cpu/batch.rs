@@ -67,9 +67,8 @@ impl Batch {
             }
         }
         for (index, row) in plan.rows.iter().enumerate() {
-            check(row, limits).map_err(|problem| {
-                BackendError::InvalidPlan(format!("row {index} (sequence {}): {problem}", row.sequence.0))
-            })?;
+            check(row, limits)
+                .map_err(|problem| BackendError::InvalidPlan(format!("row {index} (sequence {}): {problem}", row.sequence.0)))?;
             self.push(index, row, limits.block_size);
         }
         self.written.sort_unstable();
@@ -105,10 +104,10 @@ impl Batch {
         self.tables.extend(&row.blocks[..blocks]);
         self.tokens.extend(&row.tokens);
         self.positions.extend(row.start..row.end());
-        self.slots.extend((row.start..row.end()).map(|position| KvSlot {
-            block: row.blocks[(position / block_size) as usize],
-            slot: position % block_size,
-        }));
+        self.slots.extend(
+            (row.start..row.end())
+                .map(|position| KvSlot { block: row.blocks[(position / block_size) as usize], slot: position % block_size }),
+        );
         self.written.extend(row.blocks[(row.start / block_size) as usize..blocks].iter().map(|block| (*block, index)));
         let first_verified = row.tokens.len() - 1 - row.drafted as usize;
         for token in 0..row.tokens.len() {

@@ -107,8 +107,7 @@ impl Activations {
         let (x, h, delta) = (&mut self.x[..hidden], &mut self.h[..hidden], &mut self.delta[..hidden]);
         norm::add_rms_norm(pool, isa, x, delta, &layer.ffn_norm, config.rms_eps, h)?;
         let (gate, up) = (&mut self.gate[..m * config.ffn], &mut self.up[..m * config.ffn]);
-        let mut products =
-            [Product { weights: &layer.gate, out: &mut *gate }, Product { weights: &layer.up, out: &mut *up }];
+        let mut products = [Product { weights: &layer.gate, out: &mut *gate }, Product { weights: &layer.up, out: &mut *up }];
         matmul_group(pool, isa, h, m, &mut self.matmul, &mut products)?;
         norm::silu_mul(pool, isa, gate, up)?;
         matmul(pool, isa, &layer.down, gate, m, &mut self.matmul, delta)

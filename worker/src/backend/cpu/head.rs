@@ -60,7 +60,10 @@ impl Head {
         let mut rows: Vec<RowOutput> = plan
             .rows
             .iter()
-            .map(|row| RowOutput { chosen: Vec::new(), scores: if row.score.is_some() { vec![None; row.tokens.len()] } else { Vec::new() } })
+            .map(|row| RowOutput {
+                chosen: Vec::new(),
+                scores: if row.score.is_some() { vec![None; row.tokens.len()] } else { Vec::new() },
+            })
             .collect();
         for wanted in batch.wanted.chunks(HEAD_ROWS) {
             self.logits(decoder, activations, wanted)?;

@@ -70,7 +70,9 @@ impl CpuModel {
         let ty = weight_type(table.ty);
         let bytes = ty.row_bytes(table.cols);
         let row = (token as usize).checked_mul(bytes).and_then(|at| table.bytes.get(at..at + bytes));
-        row.map_or(Err(KernelError::Index { field: "token", got: token as usize, count: table.rows }), |row| dequantize(ty, row, out))
+        row.map_or(Err(KernelError::Index { field: "token", got: token as usize, count: table.rows }), |row| {
+            dequantize(ty, row, out)
+        })
     }
 }
 
