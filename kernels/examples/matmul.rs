@@ -45,7 +45,10 @@ fn main() {
         // Enough copies that one row streams from memory as in a model, not from a cache.
         let bytes = tensor(ty, n, k);
         let copies = (64 * 1024 * 1024 / bytes.len()).clamp(1, 64);
+        let begin = Instant::now();
         let copies: Vec<Weights> = (0..copies).map(|_| Weights::pack_on(&pool, ty, n, k, &bytes).unwrap()).collect();
+        let packed = (copies.len() * bytes.len()) as f64 / begin.elapsed().as_secs_f64() / 1e9;
+        println!("{name}: packs {packed:.2} GB/s");
         for &isa in &isas {
             println!("{name}: {} {n} x {k}, {isa}", ty.name());
             measure(&pool, isa, &copies, &rows);

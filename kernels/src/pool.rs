@@ -357,24 +357,41 @@ mod tests {
         }
     }
 
+    /// Waits until `met` holds; fails after a minute.
+    fn wait_until(what: &str, met: impl Fn() -> bool) {
+        let start = std::time::Instant::now();
+        while !met() {
+            assert!(start.elapsed().as_secs() < 60, "{what}");
+            thread::yield_now();
+        }
+    }
+
     #[test]
-    fn many_short_runs_lose_no_task_across_parking() {
+    fn many_short_runs_lose_no_task() {
         let pool = Pool::new(3);
         let total = AtomicUsize::new(0);
-        for round in 0..20_000_usize {
+        for _ in 0..20_000 {
             pool.run(4, &|i| {
                 total.fetch_add(i + 1, Ordering::Relaxed);
             });
-            if round % 4_000 == 0 {
-                // Longer than the spin: the workers park, and the next run must wake them.
-                let wait = std::time::Instant::now();
-                while pool.workers.iter().any(|w| !w.parked.load(Ordering::SeqCst)) {
-                    assert!(wait.elapsed().as_secs() < 60, "an idle worker never parked");
-                    thread::yield_now();
-                }
-            }
         }
         assert_eq!(total.into_inner(), 20_000 * 10);
+    }
+
+    #[test]
+    fn parked_workers_wake_for_the_next_run() {
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            wait_until("an idle worker never parked", || {
+                pool.workers.iter().all(|worker| worker.parked.load(Ordering::SeqCst))
+            });
+            // No thread can take a second task before all three have one.
+            let inside = AtomicUsize::new(0);
+            pool.run(3, &|_| {
+                inside.fetch_add(1, Ordering::SeqCst);
+                wait_until("a worker slept through a run", || inside.load(Ordering::SeqCst) == 3);
+            });
+        }
     }
 
     #[test]
