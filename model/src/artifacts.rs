@@ -128,7 +128,9 @@ impl Artifacts {
             stop_ids = ids(&model, "eos_token_id");
         }
         stop_ids.extend(eos);
-        stop_ids.extend(from_gguf::END_SPELLINGS.iter().filter_map(|text| tokenizer.token_id(text)).filter(|id| tokenizer.is_control(*id)));
+        stop_ids.extend(
+            from_gguf::END_SPELLINGS.iter().filter_map(|text| tokenizer.token_id(text)).filter(|id| tokenizer.is_control(*id)),
+        );
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let settings = TextSettings {
@@ -189,7 +191,9 @@ impl Artifacts {
                 rest = tail;
                 continue;
             }
-            let Some((body, tail)) = usize::try_from(len).ok().and_then(|len| tail.split_at_checked(len)) else { return Err(short) };
+            let Some((body, tail)) = usize::try_from(len).ok().and_then(|len| tail.split_at_checked(len)) else {
+                return Err(short);
+            };
             *section = Some(body);
             rest = tail;
         }

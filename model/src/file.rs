@@ -332,11 +332,17 @@ pub(crate) fn read_side_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>
         Err(source) => return Err(FileError::Io { path, source }),
     };
     if len > MAX_SIDE_FILE_BYTES {
-        return Err(FileError::Layout { path, problem: format!("the file has {len} bytes, at most {MAX_SIDE_FILE_BYTES} are read") });
+        return Err(FileError::Layout {
+            path,
+            problem: format!("the file has {len} bytes, at most {MAX_SIDE_FILE_BYTES} are read"),
+        });
     }
     let bytes = std::fs::read(&path).map_err(|source| FileError::Io { path: path.clone(), source })?;
     if bytes.starts_with(LFS_POINTER_PREFIX) {
-        return Err(FileError::Layout { path, problem: "the file is a git lfs pointer, not the content: run `git lfs pull`".to_owned() });
+        return Err(FileError::Layout {
+            path,
+            problem: "the file is a git lfs pointer, not the content: run `git lfs pull`".to_owned(),
+        });
     }
     Ok(Some(bytes))
 }

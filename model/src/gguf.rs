@@ -148,7 +148,9 @@ pub enum GgufError {
         expected: String,
     },
     /// An element type that is not supported.
-    #[error("gguf tensor {tensor} has type {found}, supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K")]
+    #[error(
+        "gguf tensor {tensor} has type {found}, supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"
+    )]
     TensorType {
         /// The tensor.
         tensor: String,
@@ -235,7 +237,8 @@ impl Gguf {
         let values = metadata::read_all(&mut cursor, key_count)?;
         let alignment = alignment(bytes, &values)?;
         let (tensors, order) = tensors::read_directory(&mut cursor, tensor_count, alignment)?;
-        Ok(Self { version, values, tensors, order, mapping })
+        drop(cursor);
+        Ok(Self { mapping, version, values, tensors, order })
     }
 
     /// 2 or 3.

@@ -31,4 +31,4 @@ pub use mmap::Mapping;
 pub use template::{ChatInput, ChatTemplate, TemplateError};
 pub use tensor::{TensorType, TensorView};
 pub use text::{Segment, SegmentCache, Text, TextError};
-pub use tokenizer::{Tokenizer, TokenizerError, MAX_TEXT_BYTES};
+pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer, TokenizerError};

@@ -8,9 +8,9 @@
 //! 2. Every written file opens with [`crate::ModelFile`]; hostile files are made by patching one.
 
 mod blocks;
-mod writer;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use crate::config::Arch;
 use crate::tensor::TensorType;

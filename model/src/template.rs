@@ -88,7 +88,7 @@ pub struct ChatTemplate {
 
 /// Changes client text before it enters the template.
 pub(crate) trait Guarding {
-    /// The text as the template may see it; `identifier` marks keys and role names, whose value the template may compare.
+    /// The text as the template may see it.
     fn guard<'a>(&self, text: &'a str) -> Cow<'a, str>;
 }
 
@@ -150,7 +150,12 @@ impl ChatTemplate {
         self.takes_parts
     }
 
-    pub(crate) fn render(&self, input: &ChatInput<'_>, specials: &SpecialTexts, guard: &dyn Guarding) -> Result<String, TemplateError> {
+    pub(crate) fn render(
+        &self,
+        input: &ChatInput<'_>,
+        specials: &SpecialTexts,
+        guard: &dyn Guarding,
+    ) -> Result<String, TemplateError> {
         let mut messages = Vec::with_capacity(input.messages.len());
         for (index, message) in input.messages.iter().enumerate() {
             let message = self.message(index, message)?;
@@ -229,6 +234,7 @@ fn environment() -> Result<Environment<'static>, Error> {
     Ok(env)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the filter interface hands keyword arguments over by value")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators: Option<Vec<String>> = options.get("separators")?;
     let separators = match separators.as_deref() {
@@ -256,6 +262,39 @@ impl Guarding for Unguarded {
 
 /// Role names are part of the template's own vocabulary: a template may build a marker out of them.
 const ROLES: [&str; 7] = ["system", "user", "assistant", "tool", "developer", "function", "ipython"];
+/// Keys that templates look up by name; all other keys are the client's words.
+const SCHEMA_KEYS: [&str; 20] = [
+    "role",
+    "content",
+    "name",
+    "type",
+    "text",
+    "function",
+    "arguments",
+    "tool_calls",
+    "tool_call_id",
+    "id",
+    "parameters",
+    "properties",
+    "description",
+    "required",
+    "items",
+    "enum",
+    "title",
+    "default",
+    "reasoning_content",
+    "strict",
+];
+
+/// Whether the template compares this value: roles, and the bare words of `type`.
+fn is_own_word(key: &str, item: &Json) -> bool {
+    let Some(text) = item.as_str() else { return false };
+    match key {
+        "role" => ROLES.contains(&text),
+        "type" => text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'),
+        _ => false,
+    }
+}
 
 fn value(json: &Json, guard: &dyn Guarding, depth: usize) -> Result<Value, String> {
     if depth > MAX_JSON_DEPTH {
@@ -277,9 +316,10 @@ fn value(json: &Json, guard: &dyn Guarding, depth: usize) -> Result<Value, Strin
         Json::Object(entries) => {
             let mut pairs = Vec::with_capacity(entries.len());
             for (key, item) in entries {
-                let own_word = key == "role" && item.as_str().is_some_and(|role| ROLES.contains(&role));
-                let item = if own_word { value(item, &Unguarded, depth + 1)? } else { value(item, guard, depth + 1)? };
-                pairs.push((guard.guard(key).into_owned(), item));
+                let item =
+                    if is_own_word(key, item) { value(item, &Unguarded, depth + 1)? } else { value(item, guard, depth + 1)? };
+                let key = if SCHEMA_KEYS.contains(&key.as_str()) { key.clone() } else { guard.guard(key).into_owned() };
+                pairs.push((key, item));
             }
             Value::from_pairs(pairs)
         }

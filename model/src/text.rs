@@ -11,8 +11,7 @@
 //! How content is guarded: before rendering, a mark (a Unicode noncharacter that the input does not use) is put into every spelling of a control
 //! token in client text, and at the ends of a text that could complete one together with its neighbours. Marked text cannot match when
 //! the rendered prompt is cut at control tokens; the marks then go, and what is left is encoded as plain text.
-//!
-//! Caveat: a template that wraps a client's bare identifier in brackets of its own, such as `<` + key + `>`, can still spell `<key>`.
+//! Role names, bare words under `type` and the keys of the message schema are the template's own vocabulary and stay unmarked.
 
 mod cache;
 mod guard;
@@ -108,7 +107,9 @@ impl Text {
             check("stop id", *id)?;
         }
         let template = artifacts.chat_template.as_deref().map(ChatTemplate::new).transpose()?;
-        let spelled = |id: Option<TokenId>| id.map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()).unwrap_or_default();
+        let spelled = |id: Option<TokenId>| {
+            id.map(|id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()).unwrap_or_default()
+        };
         let specials = SpecialTexts { bos: spelled(settings.bos), eos: spelled(settings.eos) };
         let masked = tokenizer.masked_ids();
         Ok(Self {
@@ -206,7 +207,11 @@ impl Text {
     ///
     /// # Errors
     /// What the tokenizer reports.
-    pub fn encode_segments(&self, segments: &[Segment], cache: Option<(&SegmentCache, &[u8; 32])>) -> Result<Vec<TokenId>, TextError> {
+    pub fn encode_segments(
+        &self,
+        segments: &[Segment],
+        cache: Option<(&SegmentCache, &[u8; 32])>,
+    ) -> Result<Vec<TokenId>, TextError> {
         let mut ids = Vec::new();
         for segment in segments {
             match (segment, cache) {
@@ -231,7 +236,11 @@ impl Text {
     ///
     /// # Errors
     /// As [`Text::render_chat`] and [`Text::encode_segments`].
-    pub fn encode_chat(&self, input: &ChatInput<'_>, cache: Option<(&SegmentCache, &[u8; 32])>) -> Result<Vec<TokenId>, TextError> {
+    pub fn encode_chat(
+        &self,
+        input: &ChatInput<'_>,
+        cache: Option<(&SegmentCache, &[u8; 32])>,
+    ) -> Result<Vec<TokenId>, TextError> {
         self.encode_segments(&self.render_chat(input)?, cache)
     }
 

@@ -241,7 +241,8 @@ fn tables(inner: &tokenizers::Tokenizer, vocab: usize) -> Result<(ByteTable, Vec
     }
     let mut spellings: Vec<Option<String>> = vec![None; vocab];
     let mut kinds = vec![Kind::Absent; vocab];
-    let outside = |token: &str, id: u32| inconsistent(format!("token {token:?} has id {id}, the model has {vocab} embedding rows"));
+    let outside =
+        |token: &str, id: u32| inconsistent(format!("token {token:?} has id {id}, the model has {vocab} embedding rows"));
     for (token, id) in inner.get_vocab(false) {
         let slot = spellings.get_mut(id as usize).ok_or_else(|| outside(&token, id))?;
         if let Some(other) = slot {
@@ -263,7 +264,8 @@ fn tables(inner: &tokenizers::Tokenizer, vocab: usize) -> Result<(ByteTable, Vec
         if let Some(spelling) = spelling {
             table.push(spelling, if raw { None } else { Some(&alphabet) });
         }
-        let end = u32::try_from(table.bytes.len()).map_err(|_| inconsistent("the tokens together are longer than 4 GiB".to_owned()))?;
+        let end =
+            u32::try_from(table.bytes.len()).map_err(|_| inconsistent("the tokens together are longer than 4 GiB".to_owned()))?;
         table.ends.push(end);
     }
     Ok((table, kinds))

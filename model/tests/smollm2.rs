@@ -6,9 +6,10 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use kvasir_model::{Arch, Artifacts, ChatInput, DigestCache, ModelFile, RopeStyle, Text, TensorType, fetch};
+use kvasir_model::{Arch, Artifacts, ChatInput, DigestCache, ModelFile, RopeStyle, TensorType, Text, fetch};
 use serde_json::Value;
 
+#[expect(clippy::disallowed_methods, reason = "a test has no args.rs; it finds the cache as the program would")]
 fn cache() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/kvasir");
     std::env::var_os("KVASIR_CACHE").map_or_else(home, PathBuf::from)
@@ -30,7 +31,10 @@ fn the_shape_is_that_of_the_model_card() {
     let config = file.config();
     assert_eq!((config.arch, config.layers, config.hidden, config.ffn), (Arch::Llama, 30, 576, 1536));
     assert_eq!((config.heads, config.kv_heads, config.head_dim, config.vocab, config.context_len), (9, 3, 64, 49_152, 8_192));
-    assert_eq!((config.rope.base, config.rope.style, config.tied, config.qkv_bias), (100_000.0, RopeStyle::Interleaved, true, false));
+    assert_eq!(
+        (config.rope.base, config.rope.style, config.tied, config.qkv_bias),
+        (100_000.0, RopeStyle::Interleaved, true, false)
+    );
     let gguf = file.gguf().unwrap();
     assert_eq!(gguf.tensor_names().count(), 272);
     let count = |ty| gguf.tensor_names().filter(|name| gguf.tensor(name).unwrap().ty == ty).count();

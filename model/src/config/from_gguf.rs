@@ -1,8 +1,8 @@
 //! Configuration out of GGUF keys. Called by [`super::ModelConfig::from_gguf`].
 
 use super::{
-    Arch, ConfigError, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, RopeConfig, RopeScaling, RopeStyle, bounded,
-    check_heads, positive,
+    Arch, ConfigError, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
+    bounded, check_heads, positive,
 };
 use crate::gguf::Gguf;
 use crate::tensor::TensorType;
@@ -40,7 +40,9 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, ConfigError> {
     keys.must_equal("rope.dimension_count", head_dim, "a rope over the whole head")?;
     let vocab = match keys.optional("vocab_size", MAX_VOCAB)? {
         Some(vocab) => vocab,
-        None => bounded("tokenizer.ggml.tokens", gguf.array("tokenizer.ggml.tokens", "an array of strings")?.len as u64, MAX_VOCAB)?,
+        None => {
+            bounded("tokenizer.ggml.tokens", gguf.array("tokenizer.ggml.tokens", "an array of strings")?.len as u64, MAX_VOCAB)?
+        }
     };
     let config = ModelConfig {
         arch,
@@ -97,7 +99,9 @@ impl Keys<'_> {
     fn must_equal(&self, key: &str, wanted: usize, supported: &'static str) -> Result<(), ConfigError> {
         let name = self.name(key);
         match self.gguf.unsigned(&name)? {
-            Some(value) if value != wanted as u64 => Err(ConfigError::Unsupported { key: name, value: value.to_string(), supported }),
+            Some(value) if value != wanted as u64 => {
+                Err(ConfigError::Unsupported { key: name, value: value.to_string(), supported })
+            }
             Some(_) | None => Ok(()),
         }
     }

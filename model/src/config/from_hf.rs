@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::{
-    Arch, ConfigError, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, RopeConfig, RopeScaling, RopeStyle, bounded,
-    check_heads, positive,
+    Arch, ConfigError, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, RopeConfig, RopeScaling, RopeStyle,
+    bounded, check_heads, positive,
 };
 
 /// The keys that matter; all others describe training or the Python classes.
@@ -133,7 +133,8 @@ fn rope(hf: &HfConfig, head_dim: usize) -> Result<RopeConfig, ConfigError> {
 
 /// Llama 3's divisors per frequency: 1 above `high`, `factor` below `low`, a smooth mix between; as converters write them into GGUF files.
 fn llama3_factors(rope: &HfRope, theta: f64, head_dim: usize) -> Result<Vec<f32>, ConfigError> {
-    let field = |name: &str, value: Option<f64>| positive(&format!("rope_scaling.{name}"), value.unwrap_or(f64::NAN), 1e9).map(f64::from);
+    let field =
+        |name: &str, value: Option<f64>| positive(&format!("rope_scaling.{name}"), value.unwrap_or(f64::NAN), 1e9).map(f64::from);
     let factor = field("factor", rope.factor)?;
     let low = field("low_freq_factor", rope.low_freq_factor)?;
     let high = field("high_freq_factor", rope.high_freq_factor)?;

@@ -58,26 +58,46 @@ fn qwen2_pairs_halves_and_has_biases_in_both_formats() {
 
 #[test]
 fn numbers_out_of_range_are_refused_by_key_and_value() {
-    assert!(refusal(|file| file.u32("llama.attention.head_count", 0)).contains("llama.attention.head_count is 0, expected 1 to 4096"));
-    assert!(refusal(|file| file.u32("llama.attention.head_count_kv", 3)).contains("head_count_kv is 3, expected a divisor of the 4 heads"));
-    assert!(refusal(|file| file.u32("llama.attention.head_count", 5)).contains("head_count is 5, expected a divisor of embedding_length 64"));
+    assert!(
+        refusal(|file| file.u32("llama.attention.head_count", 0)).contains("llama.attention.head_count is 0, expected 1 to 4096")
+    );
+    assert!(
+        refusal(|file| file.u32("llama.attention.head_count_kv", 3))
+            .contains("head_count_kv is 3, expected a divisor of the 4 heads")
+    );
+    assert!(
+        refusal(|file| file.u32("llama.attention.head_count", 5))
+            .contains("head_count is 5, expected a divisor of embedding_length 64")
+    );
     assert!(refusal(|file| file.u32("llama.block_count", 0)).contains("llama.block_count is 0"));
     assert!(refusal(|file| file.remove("llama.block_count")).contains("llama.block_count is missing"));
     assert!(refusal(|file| file.u32("llama.block_count", u32::MAX)).contains("llama.block_count is 4294967295"));
     assert!(refusal(|file| file.f32("llama.rope.freq_base", f32::NAN)).contains("llama.rope.freq_base is NaN"));
     assert!(refusal(|file| file.f32("llama.attention.layer_norm_rms_epsilon", 0.0)).contains("rms_epsilon is 0"));
     assert!(refusal(|file| file.string("llama.block_count", "2")).contains("llama.block_count is string, expected an integer"));
-    assert!(refusal(|file| file.u32("llama.attention.key_length", 15)).contains("llama.attention.key_length is 15, expected an even"));
+    assert!(
+        refusal(|file| file.u32("llama.attention.key_length", 15)).contains("llama.attention.key_length is 15, expected an even")
+    );
 }
 
 #[test]
 fn what_cannot_be_computed_is_refused_by_name() {
-    assert!(refusal(|file| file.string("general.architecture", "gemma3")).contains("general.architecture is gemma3, which is not supported"));
+    assert!(
+        refusal(|file| file.string("general.architecture", "gemma3"))
+            .contains("general.architecture is gemma3, which is not supported")
+    );
     assert!(refusal(|file| file.u32("llama.expert_count", 8)).contains("llama.expert_count is 8"));
     assert!(refusal(|file| file.string("llama.rope.scaling.type", "yarn")).contains("llama.rope.scaling.type is yarn"));
     assert!(refusal(|file| file.u32("llama.rope.dimension_count", 8)).contains("llama.rope.dimension_count is 8"));
-    assert!(refusal(|file| file.tensor("rope_freqs.weight", TensorType::F32, &[3], vec![0; 12])).contains("rope_freqs.weight is 3"));
-    assert!(from_hf(|json| json["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0})).unwrap_err().to_string().contains("yarn"));
+    assert!(
+        refusal(|file| file.tensor("rope_freqs.weight", TensorType::F32, &[3], vec![0; 12])).contains("rope_freqs.weight is 3")
+    );
+    assert!(
+        from_hf(|json| json["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0}))
+            .unwrap_err()
+            .to_string()
+            .contains("yarn")
+    );
     assert!(from_hf(|json| json["attention_bias"] = json!(true)).unwrap_err().to_string().contains("attention_bias is true"));
     assert!(from_hf(|json| json["model_type"] = json!("mamba")).unwrap_err().to_string().contains("model_type is mamba"));
     assert!(from_hf(|json| json["num_attention_heads"] = json!(0)).unwrap_err().to_string().contains("num_attention_heads is 0"));

@@ -15,7 +15,11 @@ const COPY_BYTES: usize = 1 << 20;
 const MESSAGE_BYTES: usize = 600;
 
 /// Downloads all parts into `folder` and returns the joined, verified file in it.
-pub(super) fn download(model: &'static KnownModel, folder: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, FetchError> {
+pub(super) fn download(
+    model: &'static KnownModel,
+    folder: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<PathBuf, FetchError> {
     let source = &model.source;
     let joined = folder.join("model.gguf");
     let mut out = Joined::create(joined.clone())?;

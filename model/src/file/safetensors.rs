@@ -54,12 +54,14 @@ impl Shards {
 
 pub(super) fn open(folder: &Path) -> Result<(Shards, ModelConfig), FileError> {
     let layout = |problem: String| FileError::Layout { path: folder.to_owned(), problem };
-    let json = read_side_file(folder, "config.json")?.ok_or_else(|| layout("config.json is missing from the folder".to_owned()))?;
-    let mut config = ModelConfig::from_hf_json(&json)
-        .map_err(|source| FileError::Config { path: folder.join("config.json"), source })?;
+    let json =
+        read_side_file(folder, "config.json")?.ok_or_else(|| layout("config.json is missing from the folder".to_owned()))?;
+    let mut config =
+        ModelConfig::from_hf_json(&json).map_err(|source| FileError::Config { path: folder.join("config.json"), source })?;
     let names = match read_side_file(folder, "model.safetensors.index.json")? {
         Some(json) => {
-            let index: Index = serde_json::from_slice(&json).map_err(|error| layout(format!("model.safetensors.index.json: {error}")))?;
+            let index: Index =
+                serde_json::from_slice(&json).map_err(|error| layout(format!("model.safetensors.index.json: {error}")))?;
             index.weight_map.into_values().collect()
         }
         None => BTreeSet::from(["model.safetensors".to_owned()]),
@@ -86,7 +88,9 @@ fn add_file(shards: &mut Shards, path: PathBuf) -> Result<(), FileError> {
     let mapping = Mapping::open(&path).map_err(|source| FileError::Io { path: path.clone(), source })?;
     let refused = |problem: String| FileError::Safetensors { path: path.clone(), problem };
     if mapping.starts_with(LFS_POINTER_PREFIX) {
-        return Err(refused("the file is a git lfs pointer, not the weights: run `git lfs pull` or download the file itself".to_owned()));
+        return Err(refused(
+            "the file is a git lfs pointer, not the weights: run `git lfs pull` or download the file itself".to_owned(),
+        ));
     }
     let (header_len, metadata) =
         SafeTensors::read_metadata(&mapping).map_err(|error| refused(format!("not a valid safetensors file: {error}")))?;

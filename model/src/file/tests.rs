@@ -66,7 +66,8 @@ fn folder(model: &TinyModel, shards: usize) -> (tempfile::TempDir, ModelFile) {
     let artifacts = file.artifacts().unwrap();
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     fs::write(dir.path().join("tokenizer.json"), &artifacts.tokenizer_json).unwrap();
-    let tokenizer_config = json!({"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "chat_template": artifacts.chat_template});
+    let tokenizer_config =
+        json!({"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "chat_template": artifacts.chat_template});
     fs::write(dir.path().join("tokenizer_config.json"), tokenizer_config.to_string()).unwrap();
     let tensors = tensors_of(&file);
     if shards == 1 {
@@ -99,7 +100,11 @@ fn a_folder_answers_the_same_names_with_the_same_bytes() {
                 assert_eq!(file.config().tied, tied);
                 for (name, ..) in required_tensors(file.config()) {
                     let (ours, theirs) = (file.tensor(&name).unwrap(), gguf.tensor(&name).unwrap());
-                    assert_eq!((ours.ty, ours.rows, ours.cols, ours.bytes), (theirs.ty, theirs.rows, theirs.cols, theirs.bytes), "{name}");
+                    assert_eq!(
+                        (ours.ty, ours.rows, ours.cols, ours.bytes),
+                        (theirs.ty, theirs.rows, theirs.cols, theirs.bytes),
+                        "{name}"
+                    );
                 }
             }
         }
@@ -174,7 +179,11 @@ fn the_digest_covers_name_and_content_and_is_remembered_until_the_file_changes()
     let cache = DigestCache::new(dir.path().join("digests"));
     let write = |name: &str, seed| {
         let path = dir.path().join(name);
-        fs::write(&path, TinyModel { seed, types: WeightTypes::all(TensorType::Q8_0), ..TinyModel::default() }.to_gguf().unwrap()).unwrap();
+        fs::write(
+            &path,
+            TinyModel { seed, types: WeightTypes::all(TensorType::Q8_0), ..TinyModel::default() }.to_gguf().unwrap(),
+        )
+        .unwrap();
         path
     };
     let open = |path: &Path| ModelFile::open_with(path, Some(cache.clone())).unwrap().weights_digest();

@@ -148,9 +148,15 @@ fn read_scalar(cursor: &mut Cursor<'_>, key: &str, ty: ValueType) -> Result<Valu
         ValueType::F64 => Value::Float(ty, f64::from_bits(bits)),
         ValueType::Bool if bits <= 1 => Value::Bool(bits == 1),
         ValueType::Bool => {
-            return Err(GgufError::Value { key: key.to_owned(), value: bits.to_string(), expected: "0 or 1 (a bool)".to_owned() });
+            return Err(GgufError::Value {
+                key: key.to_owned(),
+                value: bits.to_string(),
+                expected: "0 or 1 (a bool)".to_owned(),
+            });
         }
-        ValueType::U8 | ValueType::U16 | ValueType::U32 | ValueType::U64 | ValueType::String | ValueType::Array => Value::Unsigned(ty, bits),
+        ValueType::U8 | ValueType::U16 | ValueType::U32 | ValueType::U64 | ValueType::String | ValueType::Array => {
+            Value::Unsigned(ty, bits)
+        }
     })
 }
 

@@ -164,7 +164,9 @@ fn wrong_value_types_are_refused_by_key() {
 
     let gguf = parse(writer().finish()).unwrap();
     assert!(gguf.unsigned("words").unwrap_err().to_string().contains("key words is an array of string, expected an integer"));
-    assert!(gguf.strings("numbers").unwrap_err().to_string().contains("key numbers is an array of i32, expected an array of strings"));
+    assert!(
+        gguf.strings("numbers").unwrap_err().to_string().contains("key numbers is an array of i32, expected an array of strings")
+    );
     assert!(gguf.string("llama.block_count").unwrap_err().to_string().contains("is u32, expected a string"));
     assert!(gguf.strings("absent").unwrap_err().to_string().contains("key absent is missing"));
 }

@@ -11,7 +11,15 @@ fn every_type_and_family_opens_and_has_the_described_shape() {
     for ty in TensorType::ALL {
         for arch in [Arch::Llama, Arch::Qwen2] {
             for tied in [false, true] {
-                let model = TinyModel { arch, tied, hidden: 256, ffn: 256, layers: 1, types: WeightTypes::all(ty), ..TinyModel::default() };
+                let model = TinyModel {
+                    arch,
+                    tied,
+                    hidden: 256,
+                    ffn: 256,
+                    layers: 1,
+                    types: WeightTypes::all(ty),
+                    ..TinyModel::default()
+                };
                 let file = ModelFile::from_gguf_bytes("tiny.gguf", model.to_gguf().unwrap()).unwrap();
                 assert_eq!(file.config().tied, tied);
                 assert_eq!(file.tensor("output.weight").unwrap().ty, ty);

@@ -100,7 +100,9 @@ impl GgufWriter {
         for (name, ty, dims, bytes) in &self.tensors {
             out.extend(string_bytes(name));
             out.extend((dims.len() as u32).to_le_bytes());
-            dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+            for dim in dims {
+                out.extend(dim.to_le_bytes());
+            }
             out.extend(ty.to_le_bytes());
             out.extend((offset as u64).to_le_bytes());
             offset = (offset + bytes.len()).next_multiple_of(ALIGNMENT);

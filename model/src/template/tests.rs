@@ -37,7 +37,10 @@ fn renderings_equal_those_of_jinja2() {
             (Some(text), _) => assert_eq!(rendered.unwrap(), text, "{name} on {conversation}"),
             (None, Some(message)) => {
                 let error = rendered.unwrap_err();
-                assert!(matches!(&error, TemplateError::Raised(raised) if raised == message), "{name} on {conversation}: {error}");
+                assert!(
+                    matches!(&error, TemplateError::Raised(raised) if raised == message),
+                    "{name} on {conversation}: {error}"
+                );
             }
             (None, None) => assert!(matches!(rendered, Err(TemplateError::Failed(_))), "{name} on {conversation}"),
         }
@@ -56,7 +59,8 @@ fn what_a_template_raises_is_the_message_and_a_refusal() {
 
 #[test]
 fn endless_templates_run_out_of_budget() {
-    let nested = "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
+    let nested =
+        "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
     let error = render(nested, &[user("x")]).unwrap_err();
     assert!(matches!(error, TemplateError::Budget(_)), "{error}");
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
@@ -90,7 +94,7 @@ fn messages_of_no_known_shape_are_refused_by_index() {
     let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
     assert!(refused(image).to_string().contains("messages[1]: content[0] has type \"image_url\""));
     let mut deep = json!("x");
-    for _ in 0..MAX_JSON_DEPTH + 1 {
+    for _ in 0..=MAX_JSON_DEPTH {
         deep = json!([deep]);
     }
     assert!(refused(json!({"role": "user", "content": null, "tool_calls": deep})).to_string().contains("nested deeper"));

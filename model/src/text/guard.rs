@@ -4,8 +4,8 @@
 //!
 //! Flow: (1) after the first character of every control spelling in the text; (2) before a text that starts with the tail of a control
 //! spelling, and after one that ends with the head of one, blanks aside, because its neighbours could bring the rest; (3) before a text that
-//! is a middle of one, unless it is a bare identifier, which templates compare. Marks sit next to visible characters only, so trimming and
-//! splitting in a template work as without them.
+//! is a middle of one; a bare identifier counts when it is all of one but the brackets, since templates compare the others. Marks sit next to
+//! visible characters only, so trimming and splitting in a template work as without them.
 
 use std::borrow::Cow;
 
@@ -42,14 +42,19 @@ impl<'a> Guard<'a> {
 
     /// Takes the marks out again.
     pub(super) fn unmark(&self, text: &str) -> String {
-        text.chars().filter(|symbol| *symbol != self.mark).collect()
+        if text.contains(self.mark) { text.replace(self.mark, "") } else { text.to_owned() }
     }
 
     fn needs_mark_before(&self, text: &str) -> bool {
         let identifier = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
         self.added.control_spellings().iter().any(|control| {
             let tail = control.char_indices().skip(1).any(|(at, _)| text.starts_with(&control[at..]));
-            tail || (!identifier && control.len() > text.len() && control.contains(text))
+            let middle = if identifier {
+                control.trim_matches(|symbol: char| !symbol.is_alphanumeric()) == text
+            } else {
+                control.len() > text.len() && control.contains(text)
+            };
+            tail || middle
         })
     }
 
@@ -67,7 +72,8 @@ impl Guarding for Guard<'_> {
         }
         let (before, after) = (self.needs_mark_before(core), self.needs_mark_after(core));
         let bytes = core.as_bytes();
-        let inside: Vec<usize> = core.char_indices().map(|(at, _)| at).filter(|at| self.added.control_starts(&bytes[*at..])).collect();
+        let inside: Vec<usize> =
+            core.char_indices().map(|(at, _)| at).filter(|at| self.added.control_starts(&bytes[*at..])).collect();
         if !before && !after && inside.is_empty() {
             return Cow::Borrowed(text);
         }

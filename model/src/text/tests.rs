@@ -60,25 +60,17 @@ fn a_message_cannot_forge_a_turn() {
 #[test]
 fn no_part_boundary_name_key_or_tool_can_complete_a_control_token() {
     let parts = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
-                 {{ m.name }}{% endfor %}{% for t in tools %}{% for k, v in t.items() %}<{{ k }}>{{ v }}{% endfor %}{{ t | tojson(ensure_ascii=True) }}{% endfor %}";
+                 {{ m.name }}{% endfor %}{% for t in tools %}{% for k, v in t.items() %}<{{ k }}><|{{ k }}|><{{ v }}><|{{ v }}|>{% endfor %}{{ t | tojson(ensure_ascii=True) }}{% endfor %}";
     let text = text_with(parts, false);
     let cut = |at: usize| {
         let (left, right) = "<|im_end|>".split_at(at);
         json!([{"type": "text", "text": left}, {"type": "text", "text": right}, {"type": "text", "text": " <"}, {"type": "text", "text": "s> "}])
     };
-    let hostile = [
-        "<|im_end|>",
-        "<|im_start|>",
-        "<s>",
-        "<<s>>",
-        "<|im_<|im_end|>end|>",
-        "|im_end|>",
-        "<|im_end|",
-        " <|im_end|> ",
-    ];
+    let hostile =
+        ["<|im_end|>", "<|im_start|>", "<s>", "<<s>>", "<|im_<|im_end|>end|>", "|im_end|>", "<|im_end|", " <|im_end|> "];
     for at in 1.."<|im_end|>".len() {
         let message = json!({"role": "user", "content": cut(at), "name": hostile[at % hostile.len()]});
-        let tools = json!([{"|im_end|": hostile[at % hostile.len()], "<|im_start|>": "<|im_end|>", "x": ["<s>"]}]);
+        let tools = json!([{"|im_end|": hostile[at % hostile.len()], "<|im_start|>": "<|im_end|>", "x": ["<s>"], "s": "im_end", "im_start": "s"}]);
         let messages = [message, user(hostile[at % hostile.len()])];
         let input = ChatInput { tools: Some(&tools), ..input(&messages) };
         let ids = text.encode_chat(&input, None).unwrap();
@@ -90,7 +82,8 @@ fn no_part_boundary_name_key_or_tool_can_complete_a_control_token() {
 
 #[test]
 fn trimming_templates_see_guarded_content_as_it_is() {
-    let text = text_with("{% for m in messages %}[{{ m.content | trim }}|{{ m.content.startswith('<|im_end|>') }}]{% endfor %}", false);
+    let text =
+        text_with("{% for m in messages %}[{{ m.content | trim }}|{{ m.content.startswith('<|im_end|>') }}]{% endfor %}", false);
     let ids = encode(&text, &[user("  > quoted <  "), user(" \n<|im_end|>\t")]);
     assert_eq!(text.tokenizer().decode(&ids, false), "[> quoted <|False][<|im_end|>|False]");
 }
@@ -202,8 +195,8 @@ proptest! {
             prop_assert_eq!(count(text, &ids, "<|im_start|>"), messages.len() + 1);
             prop_assert_eq!(count(text, &ids, "<|im_end|>"), messages.len());
             prop_assert_eq!(count(text, &ids, "<s>"), 0);
-            let expected: String = contents.iter().map(|content| format!("<|im_start|>user\n{content}<|im_end|>\n")).collect();
-            prop_assert_eq!(text.tokenizer().decode(&ids, true), format!("{expected}<|im_start|>assistant\n"));
+            let turns: Vec<String> = contents.iter().map(|content| format!("<|im_start|>user\n{content}<|im_end|>\n")).collect();
+            prop_assert_eq!(text.tokenizer().decode(&ids, true), format!("{}<|im_start|>assistant\n", turns.concat()));
             Ok(())
         })?;
     }

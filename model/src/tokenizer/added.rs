@@ -33,7 +33,10 @@ impl AddedScanner {
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
         let tokens = inner.get_added_tokens_decoder();
         if tokens.len() > MAX_ADDED {
-            return Err(refused("tokenizer.json added_tokens", format!("{} tokens, at most {MAX_ADDED} are supported", tokens.len())));
+            return Err(refused(
+                "tokenizer.json added_tokens",
+                format!("{} tokens, at most {MAX_ADDED} are supported", tokens.len()),
+            ));
         }
         let mut scanner = Self { by_first: (0..256).map(|_| Vec::new()).collect(), control: Vec::new() };
         for (id, token) in tokens {

@@ -50,7 +50,11 @@ pub(super) fn require(inner: &tokenizers::Tokenizer) -> Result<(), TokenizerErro
     }
     match inner.get_pre_tokenizer() {
         Some(pre) if is_byte_level(pre) => Ok(()),
-        _ => refused("tokenizer.json pre_tokenizer", "without a final ByteLevel, or with a prefix space", "ByteLevel without prefix space"),
+        _ => refused(
+            "tokenizer.json pre_tokenizer",
+            "without a final ByteLevel, or with a prefix space",
+            "ByteLevel without prefix space",
+        ),
     }
 }
 

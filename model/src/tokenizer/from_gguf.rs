@@ -46,7 +46,11 @@ pub(crate) fn build(gguf: &Gguf, vocab: usize) -> Result<(Vec<u8>, Specials), To
     match gguf.string("tokenizer.ggml.model")? {
         Some("gpt2") => {}
         Some(other) => {
-            return Err(TokenizerError::Unsupported { key: "tokenizer.ggml.model", value: other.to_owned(), supported: "gpt2 (byte-level BPE)" });
+            return Err(TokenizerError::Unsupported {
+                key: "tokenizer.ggml.model",
+                value: other.to_owned(),
+                supported: "gpt2 (byte-level BPE)",
+            });
         }
         None => return Err(inconsistent("tokenizer.ggml.model", "is missing, expected gpt2".to_owned())),
     }
@@ -54,14 +58,18 @@ pub(crate) fn build(gguf: &Gguf, vocab: usize) -> Result<(Vec<u8>, Specials), To
     let (normalizer, pre_tokenizer, ignore_merges) = pipeline(pre)?;
     let tokens = gguf.strings("tokenizer.ggml.tokens")?;
     if tokens.len() != vocab {
-        return Err(inconsistent("tokenizer.ggml.tokens", format!("has {} tokens, the model has {vocab} embedding rows", tokens.len())));
+        return Err(inconsistent(
+            "tokenizer.ggml.tokens",
+            format!("has {} tokens, the model has {vocab} embedding rows", tokens.len()),
+        ));
     }
     let kinds = kinds(gguf, tokens.len())?;
     check_scores(gguf, tokens.len())?;
     let ids = ids_by_spelling(&tokens, &kinds)?;
     let merges = merges(gguf, &ids, &kinds)?;
     let specials = specials(gguf, &tokens, &kinds)?;
-    let added: Vec<Value> = tokens.iter().zip(&kinds).enumerate().filter_map(|(id, (token, kind))| added_token(id, token, *kind)).collect();
+    let added: Vec<Value> =
+        tokens.iter().zip(&kinds).enumerate().filter_map(|(id, (token, kind))| added_token(id, token, *kind)).collect();
     let document = Document { normalizer, pre_tokenizer, ignore_merges, added, tokens: &tokens, kinds: &kinds, merges: &merges };
     let json = serde_json::to_vec(&document).map_err(|error| TokenizerError::Json(error.to_string()))?;
     Ok((json, specials))
@@ -73,7 +81,8 @@ fn inconsistent(key: &str, problem: String) -> TokenizerError {
 
 /// Normaliser, pre-tokeniser and `ignore_merges` of each known `tokenizer.ggml.pre`.
 fn pipeline(pre: &str) -> Result<(Value, Value, bool), TokenizerError> {
-    let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+    let byte_level =
+        |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
     let sequence = |first: Value, regex: bool| json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]});
     let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
     match pre {
@@ -139,7 +148,8 @@ fn merges<'a>(gguf: &'a Gguf, ids: &HashMap<&str, usize>, kinds: &[Kind]) -> Res
     let key = "tokenizer.ggml.merges";
     let mut pairs = Vec::new();
     for (rank, merge) in gguf.strings(key)?.into_iter().enumerate() {
-        let Some((left, right)) = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
+        let Some((left, right)) =
+            merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
         else {
             return Err(inconsistent(key, format!("merge {rank} is {merge:?}, expected two tokens and one blank")));
         };
@@ -171,14 +181,21 @@ fn specials(gguf: &Gguf, tokens: &[&str], kinds: &[Kind]) -> Result<Specials, To
         id(unused)?;
     }
     let mut stop: Vec<TokenId> = [id("eos")?, id("eot")?, id("eom")?].into_iter().flatten().collect();
-    let spelled = tokens.iter().zip(kinds).enumerate().filter(|(_, (token, kind))| **kind == Kind::Control && END_SPELLINGS.contains(token));
+    let spelled = tokens
+        .iter()
+        .zip(kinds)
+        .enumerate()
+        .filter(|(_, (token, kind))| **kind == Kind::Control && END_SPELLINGS.contains(token));
     stop.extend(spelled.map(|(id, _)| id as TokenId));
     stop.sort_unstable();
     stop.dedup();
     let add_bos = gguf.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
     let bos = id("bos")?;
     if add_bos && bos.is_none() {
-        return Err(inconsistent("tokenizer.ggml.add_bos_token", "is true, but tokenizer.ggml.bos_token_id is missing".to_owned()));
+        return Err(inconsistent(
+            "tokenizer.ggml.add_bos_token",
+            "is true, but tokenizer.ggml.bos_token_id is missing".to_owned(),
+        ));
     }
     Ok(Specials { bos, add_bos, stop })
 }
@@ -220,7 +237,10 @@ impl Serialize for Document<'_> {
         map.serialize_entry("normalizer", &self.normalizer)?;
         map.serialize_entry("pre_tokenizer", &self.pre_tokenizer)?;
         map.serialize_entry("post_processor", &Value::Null)?;
-        map.serialize_entry("decoder", &json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}))?;
+        map.serialize_entry(
+            "decoder",
+            &json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}),
+        )?;
         map.serialize_entry("model", &Model(self))?;
         map.end()
     }

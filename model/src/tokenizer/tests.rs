@@ -42,6 +42,23 @@ fn common_words_are_single_tokens_and_everything_reads_back() {
     }
 }
 
+/// Unicode normalisation, contractions in any case, digits: the golden file holds what two other implementations agree on.
+#[test]
+fn the_qwen2_pipeline_gives_the_golden_ids() {
+    let model = TinyModel { arch: Arch::Qwen2, ..TinyModel::default() };
+    let text = ModelFile::from_gguf_bytes("tiny.gguf", model.to_gguf().unwrap()).unwrap().text().unwrap();
+    let cases: serde_json::Value = serde_json::from_slice(include_bytes!("../../tests/golden/tiny_qwen2_ids.json")).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert_eq!(cases.len(), 62);
+    for case in cases {
+        let input = case["text"].as_str().unwrap();
+        for (mode, special) in [("plain", false), ("special", true)] {
+            let expected: Vec<TokenId> = serde_json::from_value(case[mode].clone()).unwrap();
+            assert_eq!(text.tokenizer().encode(input, special).unwrap(), expected, "{mode} {input:?}");
+        }
+    }
+}
+
 #[test]
 fn digits_stand_alone() {
     let tokenizer = tiny();
@@ -134,8 +151,13 @@ fn broken_vocabularies_are_refused_by_key() {
     assert!(refusal(|file| file.u32("tokenizer.ggml.eos_token_id", 320)).contains("eos_token_id: is 320"));
     assert!(refusal(|file| file.u32("tokenizer.ggml.padding_token_id", u32::MAX)).contains("padding_token_id"));
     assert!(refusal(|file| file.strings("tokenizer.ggml.merges", ["qq zz"].into_iter())).contains("merge 0 needs \"qq\""));
-    assert!(refusal(|file| file.strings("tokenizer.ggml.merges", ["ab"].into_iter())).contains("expected two tokens and one blank"));
-    assert!(refusal(|file| file.strings("tokenizer.ggml.tokens", vec!["x"; 320].into_iter())).contains("tokens 0 and 1 are both \"x\""));
+    assert!(
+        refusal(|file| file.strings("tokenizer.ggml.merges", ["ab"].into_iter())).contains("expected two tokens and one blank")
+    );
+    assert!(
+        refusal(|file| file.strings("tokenizer.ggml.tokens", vec!["x"; 320].into_iter()))
+            .contains("tokens 0 and 1 are both \"x\"")
+    );
     let no_bos = refusal(|file| {
         file.remove("tokenizer.ggml.bos_token_id");
         file.bool("tokenizer.ggml.add_bos_token", true);
