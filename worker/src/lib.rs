@@ -14,3 +14,7 @@ pub mod scheduler;
 pub mod grammar;
 pub mod sample;
 pub mod text;
+pub mod args;
+pub mod drain;
+pub mod service;
+pub mod start;

@@ -1,0 +1,325 @@
+//! Flags and environment of `kvasir-worker`: parsed once, here, into settings. Nothing else reads either.
+
+use crate::service::ServiceLimits;
+use crate::start::{KvSize, WorkerSettings};
+use clap::{Parser, ValueEnum};
+use kvasir_core::{CacheMode, WorkerUid};
+use kvasir_proto::auth::{Access, BearerSecret, SecretError};
+use kvasir_telemetry::{LogFormat, TraceConfig};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serve one model: an inference engine with a paged prefix cache behind the `kvasir.worker.v1` services.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "kvasir-worker", version, about, after_help = "Every flag can also be set by its environment variable.")]
+pub struct Args {
+    /// Model: a known name (`smollm2`), the path of a .gguf file, or a folder with safetensors.
+    #[arg(long, env = "KVASIR_MODEL", value_name = "NAME|PATH")]
+    pub model: String,
+
+    /// Name that clients use for the model; the file's stem or the known name if absent.
+    #[arg(long, env = "KVASIR_SERVED_NAME", value_name = "NAME")]
+    pub served_name: Option<String>,
+
+    /// Stable name of this worker; the host's name if absent.
+    #[arg(long, env = "KVASIR_UID", value_name = "NAME")]
+    pub uid: Option<String>,
+
+    /// The host's name, as a pod has it.
+    #[arg(long, env = "HOSTNAME", hide = true, default_value = "worker")]
+    pub hostname: String,
+
+    /// Ports.
+    #[command(flatten)]
+    pub ports: PortArgs,
+
+    /// Engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Telemetry.
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
+
+    /// Folder of fetched models and remembered digests; `$HOME/.cache/kvasir` if absent.
+    #[arg(long, env = "KVASIR_CACHE", value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+
+    /// Home folder, for the default place of the cache.
+    #[arg(long, env = "HOME", hide = true)]
+    pub home: Option<PathBuf>,
+}
+
+/// Ports, and who may use them.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Ports")]
+pub struct PortArgs {
+    /// Address of the gRPC services for routers and administrators.
+    #[arg(long, env = "KVASIR_LISTEN", default_value = "127.0.0.1:7401", value_name = "ADDR")]
+    pub listen: SocketAddr,
+
+    /// Address of /metrics, /readyz and /healthz over HTTP.
+    #[arg(long, env = "KVASIR_METRICS", default_value = "127.0.0.1:7402", value_name = "ADDR")]
+    pub metrics: SocketAddr,
+
+    /// File with the bearer secret that callers of the gRPC services must show, at least 16 visible characters.
+    #[arg(long, env = "KVASIR_SECRET_FILE", value_name = "FILE")]
+    pub secret_file: PathBuf,
+
+    /// Address of a door for clients (OpenAI HTTP and gRPC on one port), to serve without a router.
+    #[arg(long, env = "KVASIR_DOOR", value_name = "ADDR", requires = "pool_secret_file")]
+    pub door: Option<SocketAddr>,
+
+    /// Tenants of that door (TOML); without it everyone is the tenant `default`.
+    #[arg(long, env = "KVASIR_TENANTS", value_name = "FILE", requires = "door")]
+    pub tenants: Option<PathBuf>,
+
+    /// File with the pool secret from which that door derives reuse domains, at least 16 bytes.
+    #[arg(long, env = "KVASIR_POOL_SECRET_FILE", value_name = "FILE", requires = "door")]
+    pub pool_secret_file: Option<PathBuf>,
+
+    /// Seconds that running streams get after SIGTERM before they are handed back.
+    #[arg(long, env = "KVASIR_DRAIN_SECONDS", default_value_t = 30, value_name = "SECONDS")]
+    pub drain_seconds: u64,
+
+    /// Largest request message, in MiB.
+    #[arg(long, env = "KVASIR_REQUEST_MIB", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub request_mib: u32,
+}
+
+/// Size and limits of the engine.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Compute threads; all cores if absent.
+    #[arg(long, env = "KVASIR_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub threads: Option<u16>,
+
+    /// Memory of the KV pool, such as `512MiB` or `4GiB`.
+    #[arg(long, env = "KVASIR_KV_BYTES", default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
+    pub kv_bytes: u64,
+
+    /// Blocks of the KV pool, instead of --kv-bytes.
+    #[arg(long, env = "KVASIR_KV_BLOCKS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub kv_blocks: Option<u32>,
+
+    /// Tokens per KV block: 16, 32, 64, 128 or 256.
+    #[arg(long, env = "KVASIR_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS")]
+    pub block_size: u32,
+
+    /// Longest prompt plus output, in tokens; the model's own if absent or larger.
+    #[arg(long, env = "KVASIR_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+
+    /// Prefix cache; `off` wins over every request's wish.
+    #[arg(long, env = "KVASIR_PREFIX_CACHE", default_value = "auto")]
+    pub prefix_cache: PrefixCache,
+
+    /// Most sequences that are computed at once.
+    #[arg(long, env = "KVASIR_SEQUENCES", default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub sequences: u32,
+
+    /// Most tokens of one step.
+    #[arg(long, env = "KVASIR_STEP_TOKENS", default_value_t = 2048, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub step_tokens: u32,
+
+    /// Longest step while others decode, in milliseconds: what a token may wait for a neighbour's prompt.
+    #[arg(long, env = "KVASIR_STEP_MS", default_value_t = 60, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub step_ms: u64,
+
+    /// Choices that may wait for their first step; more are refused as overloaded.
+    #[arg(long, env = "KVASIR_QUEUE", default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub queue: u32,
+
+    /// Prompt tokens that may wait for their first step; more are refused as overloaded.
+    #[arg(long, env = "KVASIR_QUEUE_TOKENS", default_value_t = 1 << 20, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub queue_tokens: u64,
+
+    /// Seconds after which a reader that takes nothing is cut off.
+    #[arg(long, env = "KVASIR_STALL_SECONDS", default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub stall_seconds: u64,
+}
+
+/// Logs and traces.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Telemetry")]
+pub struct TelemetryArgs {
+    /// OTLP/gRPC endpoint for traces, such as `http://localhost:4317`; no traces if absent.
+    #[arg(long, env = "KVASIR_OTLP", value_name = "URL")]
+    pub otlp: Option<String>,
+
+    /// Share of traces that begin here and are kept, 0 to 1; a caller's decision is followed.
+    #[arg(long, env = "KVASIR_TRACE_SAMPLING", default_value_t = 1.0, value_name = "SHARE", value_parser = parse_share)]
+    pub trace_sampling: f64,
+
+    /// What to log, for example `info,kvasir=debug`.
+    #[arg(long, env = "KVASIR_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+
+    /// Form of log lines.
+    #[arg(long, env = "KVASIR_LOG_FORMAT", default_value = "text")]
+    pub log_format: Format,
+}
+
+/// Modes of the prefix cache.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PrefixCache {
+    /// The engine decides from measured cost.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Forms of log lines.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+// === impl Args ===
+
+impl Args {
+    /// Name of this worker.
+    pub fn uid(&self) -> &str {
+        self.uid.as_deref().unwrap_or(&self.hostname)
+    }
+
+    /// Name of the model for clients.
+    pub fn served_name(&self) -> String {
+        let stem = || std::path::Path::new(&self.model).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        self.served_name.clone().or_else(stem).unwrap_or_else(|| self.model.clone())
+    }
+
+    /// Folder of fetched models and remembered digests.
+    pub fn cache_dir(&self) -> PathBuf {
+        let home = || self.home.clone().unwrap_or_default().join(".cache/kvasir");
+        self.cache.clone().unwrap_or_else(home)
+    }
+
+    /// Settings of the worker, with the bearer secret read from its file.
+    pub fn settings(&self, secret: &str) -> Result<WorkerSettings, SecretError> {
+        let access = Access::Bearer(BearerSecret::new(secret)?);
+        let mut settings = WorkerSettings::new(self.uid(), access);
+        let engine = &self.engine;
+        settings.uid = WorkerUid(self.uid().into());
+        settings.listen = self.ports.listen;
+        settings.kv = engine.kv_blocks.map_or(KvSize::Bytes(engine.kv_bytes), KvSize::Blocks);
+        settings.cache = match engine.prefix_cache {
+            PrefixCache::Auto => CacheMode::Auto,
+            PrefixCache::On => CacheMode::On,
+            PrefixCache::Off => CacheMode::Off,
+        };
+        settings.step.rows_max = engine.sequences as usize;
+        settings.step.tokens_max = engine.step_tokens;
+        settings.step.time_mixed = Duration::from_millis(engine.step_ms);
+        settings.queue.sequences_max = engine.queue;
+        settings.queue.tokens_max = engine.queue_tokens;
+        settings.queue.stall_max = Duration::from_secs(engine.stall_seconds);
+        settings.service = ServiceLimits {
+            request_bytes_max: (self.ports.request_mib as usize) << 20,
+            drain_deadline: Duration::from_secs(self.ports.drain_seconds),
+            ..ServiceLimits::default()
+        };
+        Ok(settings)
+    }
+
+    /// Where spans go.
+    pub fn trace_config(&self) -> TraceConfig {
+        TraceConfig {
+            service: "kvasir-worker",
+            instance: self.uid().to_owned(),
+            otlp: self.telemetry.otlp.clone(),
+            sampling: self.telemetry.trace_sampling,
+        }
+    }
+}
+
+// === impl Format ===
+
+impl From<Format> for LogFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Text => Self::Text,
+            Format::Json => Self::Json,
+        }
+    }
+}
+
+/// Reads a number of bytes with an optional unit.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "ki" | "kib" => 10,
+        "m" | "mi" | "mib" => 20,
+        "g" | "gi" | "gib" => 30,
+        "t" | "ti" | "tib" => 40,
+        other => return Err(format!("unknown unit {other:?}; write for example 512MiB or 4GiB")),
+    };
+    let number: u64 = number.parse().map_err(|_| "expected a whole number with an optional unit, such as 4GiB".to_owned())?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(|| format!("{text} is out of range"))
+}
+
+/// Reads a share.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "expected a number from 0 to 1".to_owned())?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("{share} is not from 0 to 1")) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+    use super::*;
+
+    fn parse(extra: &[&str]) -> Result<Args, clap::Error> {
+        let base = ["kvasir-worker", "--model", "/models/a.gguf", "--secret-file", "/secret", "--hostname", "pod-0"];
+        Args::try_parse_from(base.iter().chain(extra))
+    }
+
+    #[test]
+    fn defaults_stand_as_documented() {
+        let args = parse(&[]).unwrap();
+        let settings = args.settings("0123456789abcdef").unwrap();
+        assert_eq!(&*settings.uid.0, "pod-0");
+        assert_eq!(args.served_name(), "a");
+        assert_eq!(settings.kv, KvSize::Bytes(1 << 30));
+        assert_eq!(settings.service.request_bytes_max, 16 << 20);
+        assert_eq!(settings.service.drain_deadline, Duration::from_secs(30));
+        assert_eq!(settings.step.rows_max, 64);
+        assert_eq!(settings.queue.tokens_max, 1 << 20);
+    }
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("512 Mi"), Ok(512 << 20));
+        assert_eq!(parse_bytes("123"), Ok(123));
+        for wrong in ["", "0", "GiB", "4 gallons", "-1", "99999999999TiB"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse(&["--kv-blocks", "7"]).unwrap().settings("0123456789abcdef").unwrap().kv, KvSize::Blocks(7));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for wrong in [
+            &["--threads", "0"][..],
+            &["--kv-blocks", "0"],
+            &["--door", "127.0.0.1:1"],
+            &["--tenants", "/t"],
+            &["--trace-sampling", "2"],
+            &["--queue", "0"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(parse(&[]).unwrap().settings("short").is_err());
+    }
+}
