@@ -15,7 +15,8 @@ use crate::serve::{Prepared, Receipt, ReceiptSlot, Serve, ServedModel};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream, SelectAll};
 use kvasir_core::{
-    Chunk, Contract, Counters, Error, FinishReason, Finished, MissReason, Reason, Started, StateTimes, Tier, TierHit, TokenId, Tokens, Usage,
+    Chunk, Contract, Counters, Error, FinishReason, Finished, MissReason, Reason, Started, StateTimes, Tier, TierHit, TokenId,
+    Tokens, Usage,
 };
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -94,10 +95,8 @@ impl Answer {
     pub(crate) fn start(serve: &Arc<dyn Serve>, batch: Batch, call: Call) -> (Head, Self) {
         let Batch { model, prepared, wishes, echoes, prompts } = batch;
         let id = prepared.first().map(|first| first.request.id.to_string()).unwrap_or_default();
-        let parts: Vec<Part> = prepared
-            .iter()
-            .map(|one| Part { receipt: one.receipt.clone(), prepared: one.states, ..Part::default() })
-            .collect();
+        let parts: Vec<Part> =
+            prepared.iter().map(|one| Part { receipt: one.receipt.clone(), prepared: one.states, ..Part::default() }).collect();
         let chunks = prepared.into_iter().enumerate().map(|(index, one)| run(serve.clone(), index, one)).collect();
         let n = wishes.sampling.n;
         let answer = Self {
@@ -215,7 +214,12 @@ impl Answer {
 
     /// Times of the request that took longest; of one request in the usual case.
     fn states(&self) -> StateTimes {
-        self.parts.iter().filter_map(|part| part.finished.as_deref()).map(|end| end.states).max_by_key(StateTimes::total).unwrap_or_default()
+        self.parts
+            .iter()
+            .filter_map(|part| part.finished.as_deref())
+            .map(|end| end.states)
+            .max_by_key(StateTimes::total)
+            .unwrap_or_default()
     }
 
     fn fail(&mut self, error: Error, states: StateTimes, usage: Option<Usage>) -> Event {

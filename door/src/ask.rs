@@ -55,7 +55,11 @@ impl Input {
     /// Bytes of text that have to be tokenised, roughly.
     pub(crate) fn text_bytes(&self) -> usize {
         match self {
-            Self::Chat(chat) => chat.messages.iter().map(json_bytes).sum::<usize>() + chat.tools.iter().map(json_bytes).sum::<usize>(),
+            Self::Chat(chat) => {
+                let variables = chat.variables.iter().flatten().map(|(name, value)| name.len() + json_bytes(value));
+                let texts = chat.messages.iter().chain(&chat.tools).map(json_bytes);
+                texts.chain(variables).sum()
+            }
             Self::Text(prompts) => prompts.iter().map(String::len).sum(),
             Self::Tokens(_) => 0,
         }

@@ -3,10 +3,10 @@
 //! Owns the in-flight gauge, the outcome counter and the `request` span of a call. A call that is dropped before it was settled was cancelled:
 //! the client went away. Labels are bounded: a model that is not served is `other`, a route that does not exist is `other`.
 
+use http::HeaderMap;
 use kvasir_core::{Error, Reason, State, StateTimes, TierHit, Usage};
 use kvasir_telemetry::names::span;
 use kvasir_telemetry::{DoorMetrics, FinishedRequest, RequestSpan, SpanContext, Tracer};
-use http::HeaderMap;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
@@ -53,7 +53,8 @@ pub(crate) fn trace_context(headers: &HeaderMap) -> Option<SpanContext> {
         return None;
     }
     let states: Option<Vec<&str>> = headers.get_all("tracestate").iter().map(|value| value.to_str().ok()).collect();
-    let tracestate = states.map(|states| states.join(",")).filter(|state| !state.is_empty() && state.len() <= TRACESTATE_BYTES_MAX);
+    let tracestate =
+        states.map(|states| states.join(",")).filter(|state| !state.is_empty() && state.len() <= TRACESTATE_BYTES_MAX);
     Some(SpanContext { traceparent: traceparent.to_owned(), tracestate })
 }
 
@@ -127,7 +128,8 @@ impl Call {
 
     /// The call ends in a refusal or failure.
     pub(crate) fn fail(&mut self, error: &Error, usage: Usage, states: StateTimes) {
-        self.settled = Settled { outcome: Some(error.reason.code()), usage, hits: Vec::new(), states, ended: Some(SystemTime::now()) };
+        self.settled =
+            Settled { outcome: Some(error.reason.code()), usage, hits: Vec::new(), states, ended: Some(SystemTime::now()) };
     }
 
     fn trace_end(&self, outcome: &'static str) {

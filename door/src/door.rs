@@ -17,6 +17,7 @@ use axum::response::Response;
 use http::HeaderMap;
 use kvasir_core::{Error, TraceContext};
 use kvasir_telemetry::{DoorMetrics, Registry, Tracer};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tower::ServiceExt as _;
@@ -62,7 +63,7 @@ impl Default for DoorSettings {
             tokenizers_running: 2,
             headers_wait: Duration::from_secs(15),
             keep_alive: Duration::from_secs(10),
-            body_wait: Duration::from_secs(60),
+            body_wait: Duration::from_mins(1),
         }
     }
 }
@@ -136,13 +137,7 @@ impl Door {
 
     /// All metrics of the process in the text format.
     pub(crate) fn render_metrics(&self) -> String {
-        const END: &str = "# EOF\n";
-        let mut text = String::new();
-        for registry in &self.0.registries {
-            let part = registry.render();
-            text.push_str(part.strip_suffix(END).unwrap_or(&part));
-        }
-        text + END
+        merge(self.0.registries.iter().map(Registry::render))
     }
 
     /// A call came in.
@@ -166,5 +161,51 @@ impl Door {
                 Err(error)
             }
         }
+    }
+}
+
+/// Joins expositions into one: a family that several of them have appears once, with the samples of all.
+fn merge(texts: impl Iterator<Item = String>) -> String {
+    const END: &str = "# EOF";
+    let mut order: Vec<String> = Vec::new();
+    let mut families: HashMap<String, (Vec<String>, Vec<String>)> = HashMap::new();
+    for text in texts {
+        let mut family = String::new();
+        for line in text.lines().filter(|line| *line != END) {
+            let head = line.strip_prefix("# ").and_then(|rest| rest.split(' ').nth(1));
+            if let Some(name) = head {
+                name.clone_into(&mut family);
+            }
+            let (heads, samples) = families.entry(family.clone()).or_insert_with(|| {
+                order.push(family.clone());
+                Default::default()
+            });
+            let lines = if head.is_some() { heads } else { samples };
+            if head.is_none() || !lines.iter().any(|known| known == line) {
+                lines.push(line.to_owned());
+            }
+        }
+    }
+    let parts = order.iter().filter_map(|name| families.get(name)).flat_map(|(heads, samples)| heads.iter().chain(samples));
+    parts.map(String::as_str).chain([END]).fold(String::new(), |text, line| text + line + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_of_two_registries_appears_once() {
+        let (one, two) = (Registry::with_component("a"), Registry::with_component("b"));
+        let (first, second) = (DoorMetrics::new(&one), DoorMetrics::new(&two));
+        first.opened("http");
+        second.opened("grpc");
+        let text = merge([one.render(), two.render()].into_iter());
+        assert_eq!(text.matches("# TYPE kvasir_door_in_flight gauge").count(), 1, "{text}");
+        let samples = [("a", "http"), ("b", "grpc")]
+            .map(|(component, door)| text.find(&format!("kvasir_door_in_flight{{component=\"{component}\",door=\"{door}\"}} 1")));
+        let next_family = text.find("# HELP kvasir_ttft_seconds");
+        assert!(samples.iter().all(|at| at.is_some() && *at < next_family), "{text}");
+        assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
     }
 }

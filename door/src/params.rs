@@ -28,7 +28,7 @@ pub const CACHE_SALT_BYTES_MAX: usize = 256;
 /// Largest priority, up and down.
 pub const PRIORITY_MAX: i32 = 100;
 /// Longest deadline and longest time to live of cached blocks: one day.
-pub const DURATION_MAX: Duration = Duration::from_secs(86_400);
+pub const DURATION_MAX: Duration = Duration::from_hours(24);
 /// Most drafted tokens per step that can be asked for.
 pub const DRAFT_TOKENS_MAX: i64 = 64;
 /// Temperatures below this are greedy: at 0.001 a token that is 0.1 less likely in log-probability has odds of e^-100.
@@ -181,7 +181,8 @@ impl Knobs {
         let logprobs_name = self.logprobs_name.unwrap_or("logprobs");
         let logprobs = self.logprobs.map(|value| in_range(logprobs_name, value, 0, LOGPROBS_MAX)).transpose()?;
         let logprobs = logprobs.map(|value| value as u32);
-        let prompt_logprobs = self.prompt_logprobs.map(|value| in_range("prompt_logprobs", value, 0, LOGPROBS_MAX)).transpose()?;
+        let prompt_logprobs =
+            self.prompt_logprobs.map(|value| in_range("prompt_logprobs", value, 0, LOGPROBS_MAX)).transpose()?;
         let prompt_logprobs = prompt_logprobs.map(|value| value as u32);
         Ok(Sampling {
             seed: self.seed.unwrap_or(random_seed),
@@ -226,7 +227,10 @@ impl Knobs {
         }
         for text in &self.stop {
             if text.is_empty() {
-                return Err(Error::invalid("stop", "`stop` holds an empty string, which would end the output at once; remove it"));
+                return Err(Error::invalid(
+                    "stop",
+                    "`stop` holds an empty string, which would end the output at once; remove it",
+                ));
             }
             if text.len() > STOP_STRING_BYTES_MAX {
                 let len = text.len();
@@ -256,7 +260,10 @@ impl Knobs {
 /// Reads a token id; whether the model has it is checked in `prepare`.
 pub(crate) fn token_id(field: &str, id: i64) -> Result<TokenId, Error> {
     TokenId::try_from(id).map_err(|_| {
-        Error::invalid(field, format!("`{field}` holds the token id {id}; ids are 0 or more and smaller than the model's vocabulary"))
+        Error::invalid(
+            field,
+            format!("`{field}` holds the token id {id}; ids are 0 or more and smaller than the model's vocabulary"),
+        )
     })
 }
 

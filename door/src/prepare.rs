@@ -100,7 +100,8 @@ impl Preparer {
         wishes.priority = priority(&wishes, origin.tenant)?;
         let choices = ask.input.count() as u64 * u64::from(wishes.sampling.n);
         if choices > u64::from(params::CHOICES_MAX) {
-            let message = format!("{choices} choices were asked for over all prompts; at most {} are served", params::CHOICES_MAX);
+            let message =
+                format!("{choices} choices were asked for over all prompts; at most {} are served", params::CHOICES_MAX);
             return Err(Error::invalid("n", message));
         }
         let field = ask.input.field();
@@ -150,9 +151,10 @@ fn encode(text: &Text, input: &Input, segments: &SegmentCache, domain: &ReuseDom
     let cache = Some((segments, domain.digest().as_bytes()));
     match input {
         Input::Tokens(prompts) => Ok(prompts.clone()),
-        Input::Text(prompts) => {
-            prompts.iter().map(|prompt| text.encode_prompt(prompt, true, cache).map_err(|error| refused("prompt", &error))).collect()
-        }
+        Input::Text(prompts) => prompts
+            .iter()
+            .map(|prompt| text.encode_prompt(prompt, true, cache).map_err(|error| refused("prompt", &error)))
+            .collect(),
         Input::Chat(Conversation { messages, tools, add_generation_prompt, variables }) => {
             let tools = (!tools.is_empty()).then(|| serde_json::Value::Array(tools.clone()));
             let input = ChatInput {
@@ -197,12 +199,16 @@ fn check_id(field: &str, id: TokenId, vocab: u32) -> Result<(), Error> {
     if id < vocab {
         return Ok(());
     }
-    Err(Error::invalid(field, format!("`{field}` names the token {id}; the model has the tokens 0 to {}", vocab.saturating_sub(1))))
+    Err(Error::invalid(
+        field,
+        format!("`{field}` names the token {id}; the model has the tokens 0 to {}", vocab.saturating_sub(1)),
+    ))
 }
 
 fn check_prompt(field: &str, prompt: &[TokenId], model: &ServedModel, n: u32) -> Result<(), Error> {
     if prompt.is_empty() {
-        let message = format!("`{field}` is empty and the model adds no start token, so there is nothing to continue; give some text");
+        let message =
+            format!("`{field}` is empty and the model adds no start token, so there is nothing to continue; give some text");
         return Err(Error::invalid(field, message));
     }
     prompt.iter().try_for_each(|id| check_id(field, *id, model.vocab))?;

@@ -63,9 +63,7 @@ fn message(message: wire::Message) -> Value {
         members.insert("tool_call_id".to_owned(), Value::from(message.tool_call_id));
     }
     if !message.tool_calls.is_empty() {
-        let call = |call: wire::ToolCall| {
-            json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments_json } })
-        };
+        let call = |call: wire::ToolCall| json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments_json } });
         members.insert("tool_calls".to_owned(), message.tool_calls.into_iter().map(call).collect());
     }
     Value::Object(members)
@@ -111,9 +109,10 @@ fn widened(value: f32) -> f64 {
 fn grammar(format: wire::ResponseFormat) -> Result<Grammar, Error> {
     match format.kind {
         Some(Kind::JsonObject(true)) => Ok(Grammar::JsonObject),
-        Some(Kind::JsonObject(false)) => {
-            Err(Error::invalid("response_format.json_object", "`response_format.json_object` has to be true; leave `response_format` out"))
-        }
+        Some(Kind::JsonObject(false)) => Err(Error::invalid(
+            "response_format.json_object",
+            "`response_format.json_object` has to be true; leave `response_format` out",
+        )),
         Some(Kind::JsonSchema(schema)) => {
             let field = "response_format.json_schema";
             if parse(field, &schema)?.is_object() {

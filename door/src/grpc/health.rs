@@ -40,7 +40,9 @@ impl Health for HealthService {
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         match status(&self.0, &request.into_inner().service) {
-            ServingStatus::ServiceUnknown => Err(Status::not_found("health is known of the whole server and of the inference service")),
+            ServingStatus::ServiceUnknown => {
+                Err(Status::not_found("health is known of the whole server and of the inference service"))
+            }
             known => Ok(Response::new(reply(known))),
         }
     }

@@ -61,7 +61,8 @@ impl EventPrinter {
 
     fn delta(&self, tokens: Tokens) -> wire::Delta {
         let text = &self.head.model.text;
-        let prompt = |entry: &Option<TokenLogprob>| wire::PromptLogprob { token: entry.as_ref().map(|entry| logprob(text, entry)) };
+        let prompt =
+            |entry: &Option<TokenLogprob>| wire::PromptLogprob { token: entry.as_ref().map(|entry| logprob(text, entry)) };
         wire::Delta {
             choice: tokens.choice,
             logprobs: tokens.logprobs.iter().map(|entry| logprob(text, entry)).collect(),

@@ -1,8 +1,8 @@
 //! The inference service and the routes of the gRPC door.
 
+use super::ask;
 use super::health::HealthService;
 use super::reply::EventPrinter;
-use super::ask;
 use crate::answer::Answer;
 use crate::ask::{Ask, Input};
 use crate::auth::Tenant;
@@ -57,7 +57,9 @@ pub(crate) fn router(door: &Door) -> Router {
     // Older clients know only the alpha version. Both read static data that a test reads as well.
     match (described().build_v1(), described().build_v1alpha()) {
         (Ok(v1), Ok(v1alpha)) => routes = routes.add_service(v1).add_service(v1alpha),
-        (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "the service descriptions cannot be read; reflection is off"),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "the service descriptions cannot be read; reflection is off");
+        }
     }
     routes.into_axum_router().layer(from_fn_with_state(limit, name_limit))
 }
@@ -75,7 +77,8 @@ async fn name_limit(State(limit): State<usize>, request: axum::extract::Request,
     if response.headers().get(STATUS).is_none_or(|status| status.as_bytes() != out_of_range.as_bytes()) {
         return response;
     }
-    let message = format!("the message is larger than the limit of {limit} bytes; shorten it, or ask the operator to raise the limit");
+    let message =
+        format!("the message is larger than the limit of {limit} bytes; shorten it, or ask the operator to raise the limit");
     status_response(&Error::new(Reason::PayloadTooLarge, message))
 }
 
@@ -97,7 +100,8 @@ fn refuse(mut call: Call, error: &Error) -> Status {
 fn caller_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let value = Some(digits).filter(|digits| digits.len() <= 8 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()?;
+    let value =
+        Some(digits).filter(|digits| digits.len() <= 8 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()?;
     Some(match unit {
         "H" => Duration::from_secs(value * 3600),
         "M" => Duration::from_secs(value * 60),

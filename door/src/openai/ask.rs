@@ -73,10 +73,8 @@ pub(crate) fn chat(value: Value) -> Result<Body, Error> {
         (true, top) => knobs.logprobs = Some(top.unwrap_or(0)),
     }
     knobs.logprobs_name = Some("top_logprobs");
-    if let Some(modalities) = fields.take("modalities") {
-        if modalities != serde_json::json!(["text"]) {
-            return Err(Error::invalid("modalities", "`modalities` has to be [\"text\"]; only text is generated"));
-        }
+    if fields.take("modalities").is_some_and(|modalities| modalities != serde_json::json!(["text"])) {
+        return Err(Error::invalid("modalities", "`modalities` has to be [\"text\"]; only text is generated"));
     }
     // A prediction speeds up and never changes what is generated.
     fields.ignore(&["prediction"]);
@@ -84,7 +82,11 @@ pub(crate) fn chat(value: Value) -> Result<Body, Error> {
     let (stream, include_usage) = streaming(&mut fields)?;
     fields.ignore(&HARMLESS);
     fields.finish()?;
-    Ok(Body { ask: Ask { model, input: Input::Chat(Conversation { messages, tools, ..template }), knobs }, stream, include_usage })
+    Ok(Body {
+        ask: Ask { model, input: Input::Chat(Conversation { messages, tools, ..template }), knobs },
+        stream,
+        include_usage,
+    })
 }
 
 /// Reads a completions body.
@@ -97,10 +99,8 @@ pub(crate) fn completions(value: Value) -> Result<Body, Error> {
     knobs.logprobs = fields.integer("logprobs")?;
     knobs.echo = fields.boolean("echo")?.unwrap_or(false);
     knobs.prompt_logprobs = knobs.logprobs.filter(|_| knobs.echo);
-    if let Some(best_of) = fields.integer("best_of")? {
-        if best_of != knobs.n.unwrap_or(1) {
-            return Err(Error::invalid("best_of", format!("`best_of` = {best_of} has to equal `n`; leave it out")));
-        }
+    if let Some(best_of) = fields.integer("best_of")?.filter(|best_of| *best_of != knobs.n.unwrap_or(1)) {
+        return Err(Error::invalid("best_of", format!("`best_of` = {best_of} has to equal `n`; leave it out")));
     }
     let (stream, include_usage) = streaming(&mut fields)?;
     fields.refuse(&[("suffix", "put the text after the gap into `prompt`, in the form that the model was trained on")])?;
@@ -231,7 +231,8 @@ pub(crate) fn tools(fields: &mut Fields) -> Result<Vec<Value>, Error> {
         Some(Value::String(word)) if word == "none" => Ok(Vec::new()),
         Some(Value::String(word)) if word == "auto" => Ok(tools),
         Some(_) => {
-            let message = "`tool_choice` has to be \"auto\" or \"none\": a call cannot be forced; use `response_format` to force a form";
+            let message =
+                "`tool_choice` has to be \"auto\" or \"none\": a call cannot be forced; use `response_format` to force a form";
             Err(Error::invalid("tool_choice", message))
         }
     }
@@ -286,8 +287,9 @@ fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, Error> {
     match fields.take("guided_json") {
         None => {}
         Some(Value::String(text)) => {
-            let schema: Value = serde_json::from_str(&text)
-                .map_err(|error| Error::invalid("guided_json", format!("`guided_json` is a string that holds no JSON: {error}")))?;
+            let schema: Value = serde_json::from_str(&text).map_err(|error| {
+                Error::invalid("guided_json", format!("`guided_json` is a string that holds no JSON: {error}"))
+            })?;
             found.push(("guided_json", json_schema("guided_json", &schema)?));
         }
         Some(schema) => found.push(("guided_json", json_schema("guided_json", &schema)?)),
@@ -314,10 +316,12 @@ fn response_format(mut format: Fields) -> Result<Option<Grammar>, Error> {
         Some("text") => None,
         Some("json_object") => Some(Grammar::JsonObject),
         Some("json_schema") => {
-            let missing = || Error::invalid("response_format.json_schema", "`response_format.json_schema` is missing; give {name, schema}");
+            let missing =
+                || Error::invalid("response_format.json_schema", "`response_format.json_schema` is missing; give {name, schema}");
             let mut member = format.object("json_schema")?.ok_or_else(missing)?;
             let field = "response_format.json_schema.schema";
-            let schema = member.take("schema").ok_or_else(|| Error::invalid(field, format!("`{field}` is missing; give a schema")))?;
+            let schema =
+                member.take("schema").ok_or_else(|| Error::invalid(field, format!("`{field}` is missing; give a schema")))?;
             // The schema is always kept to; `strict` can only ask for that.
             member.ignore(&["name", "description", "strict"]);
             member.finish()?;
@@ -333,7 +337,11 @@ fn response_format(mut format: Fields) -> Result<Option<Grammar>, Error> {
 }
 
 fn json_schema(field: &str, schema: &Value) -> Result<Grammar, Error> {
-    if schema.is_object() { Ok(Grammar::JsonSchema(schema.to_string())) } else { Err(wrong(field, schema, "a JSON schema object")) }
+    if schema.is_object() {
+        Ok(Grammar::JsonSchema(schema.to_string()))
+    } else {
+        Err(wrong(field, schema, "a JSON schema object"))
+    }
 }
 
 fn alternatives(choices: &[Value]) -> Result<Grammar, Error> {

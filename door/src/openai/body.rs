@@ -44,15 +44,20 @@ fn is_limit(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 fn too_large(limit: usize) -> Error {
-    let message = format!("the body is larger than the limit of {limit} bytes; shorten it, or ask the operator to raise the limit");
+    let message =
+        format!("the body is larger than the limit of {limit} bytes; shorten it, or ask the operator to raise the limit");
     Error::new(Reason::PayloadTooLarge, message).with_field("body")
 }
 
 /// A packed body could grow without bound after it passed the limit.
 fn refuse_encoding(headers: &HeaderMap) -> Result<(), Error> {
-    let packed = headers.get_all(header::CONTENT_ENCODING).iter().find(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let packed =
+        headers.get_all(header::CONTENT_ENCODING).iter().find(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
     match packed {
         None => Ok(()),
-        Some(_) => Err(Error::invalid("Content-Encoding", "compressed bodies are not accepted; send the body without `Content-Encoding`")),
+        Some(_) => Err(Error::invalid(
+            "Content-Encoding",
+            "compressed bodies are not accepted; send the body without `Content-Encoding`",
+        )),
     }
 }

@@ -39,7 +39,9 @@ pub(crate) fn integer(field: &str, value: &Value) -> Result<i64, Error> {
         _ => None,
     };
     found.ok_or_else(|| match value {
-        Value::Number(number) => Error::invalid(field, format!("`{field}` = {number} is not an integer that fits; give an integer")),
+        Value::Number(number) => {
+            Error::invalid(field, format!("`{field}` = {number} is not an integer that fits; give an integer"))
+        }
         other => wrong(field, other, "an integer"),
     })
 }
@@ -136,7 +138,10 @@ impl Fields {
             Some(member) => {
                 let name = self.name(member);
                 let shown = quoted(&name);
-                Err(Error::invalid(quoted_field(&name), format!("the member {shown} is unknown; check its spelling or remove it")))
+                Err(Error::invalid(
+                    quoted_field(&name),
+                    format!("the member {shown} is unknown; check its spelling or remove it"),
+                ))
             }
         }
     }

@@ -91,11 +91,8 @@ impl Pieces {
             *slot = tokens.prompt_logprobs;
         }
         let mut pieces = self.open(tokens.choice);
-        let entries: Vec<_> = if self.logprobs {
-            tokens.logprobs.into_iter().map(|entry| (entry.id, Some(entry))).collect()
-        } else {
-            Vec::new()
-        };
+        let entries: Vec<_> =
+            if self.logprobs { tokens.logprobs.into_iter().map(|entry| (entry.id, Some(entry))).collect() } else { Vec::new() };
         if !tokens.text.is_empty() || !entries.is_empty() {
             pieces.push(Piece { index: tokens.choice, text: tokens.text, entries, ..Piece::default() });
         }
@@ -128,10 +125,8 @@ impl Pieces {
         let prompt = index as usize / self.choices_per_prompt;
         let text = self.echoes.get(prompt)?.clone();
         let (ids, known) = (self.prompts.get(prompt)?, self.prompt_entries.get(prompt)?);
-        let entries = if known.len() == ids.len() { ids.iter().copied().zip(known.iter().cloned()).collect() } else { Vec::new() };
+        let entries =
+            if known.len() == ids.len() { ids.iter().copied().zip(known.iter().cloned()).collect() } else { Vec::new() };
         Some(Piece { index, opens: true, text, entries, finish: None })
     }
 }
-
-#[cfg(test)]
-mod tests;

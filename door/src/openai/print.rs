@@ -4,8 +4,8 @@
 
 use super::pieces::{Piece, Pieces, Shape};
 use super::reply::{
-    ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatTokenLogprob, Delta, Envelope, Reply, TextChoice, TextLogprobs, UsageMember,
-    report, unix_seconds,
+    ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatTokenLogprob, Delta, Envelope, Reply, TextChoice, TextLogprobs,
+    UsageMember, report, unix_seconds,
 };
 use crate::answer::{End, Head};
 use kvasir_core::{Error, FinishReason, Reason, TokenId, TokenLogprob, Tokens};

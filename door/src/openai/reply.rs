@@ -221,12 +221,13 @@ impl ChatTokenLogprob {
 impl TextLogprobs {
     /// Adds a token; `offset` is where its text starts, in characters, and moves past it. The first prompt token has no entry.
     pub(crate) fn push(&mut self, text: &Text, id: u32, entry: Option<&TokenLogprob>, offset: &mut usize) {
-        let token = spelled(text.tokenizer().token_bytes(id));
+        let bytes = text.tokenizer().token_bytes(id);
         self.text_offset.push(*offset);
-        *offset += token.chars().count();
+        // A character counts where its first byte is; the others are continuation bytes.
+        *offset += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         self.token_logprobs.push(entry.map(|entry| finite(entry.logprob)));
         self.top_logprobs.push(entry.map(|entry| TopByText::new(text, entry)));
-        self.tokens.push(token);
+        self.tokens.push(spelled(bytes));
     }
 }
 

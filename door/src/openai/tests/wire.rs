@@ -1,0 +1,80 @@
+//! The HTTP door over a real socket: disconnects and the graceful end.
+
+use crate::testing::{MODEL, Rig, Running, Step, finished, get, rig};
+use kvasir_core::{Chunk, FinishReason, Tokens};
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+fn request(stream: bool) -> String {
+    let body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }], "stream": stream }).to_string();
+    format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn read_until(socket: &mut TcpStream, wanted: &str) -> String {
+    let mut text = String::new();
+    let mut buffer = [0; 1024];
+    while !text.contains(wanted) {
+        let read = tokio::time::timeout(Duration::from_secs(10), socket.read(&mut buffer)).await.expect("bytes arrive").unwrap();
+        assert!(read > 0, "closed before {wanted:?} in {text:?}");
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    text
+}
+
+async fn live(rig: &Rig, wanted: usize) {
+    let mut live = rig.serve.live.subscribe();
+    tokio::time::timeout(Duration::from_secs(10), live.wait_for(|live| *live == wanted)).await.expect("in time").unwrap();
+}
+
+fn hello() -> Step {
+    Step::Send(Chunk::Tokens(Tokens { ids: vec![5], text: "hello".into(), ..Tokens::default() }))
+}
+
+/// R19: a client that closes its socket frees its request within moments: mid-stream, before the first output, and without a stream.
+#[tokio::test]
+async fn closing_the_socket_cancels_the_request() {
+    for (stream, speaks) in [(true, true), (true, false), (false, true), (false, false)] {
+        let rig = rig(move |_| Ok(if speaks { vec![hello(), Step::Hang] } else { vec![Step::Hang] }));
+        let server = Running::start(rig.door.router()).await;
+        let mut socket = TcpStream::connect(server.address).await.unwrap();
+        socket.write_all(request(stream).as_bytes()).await.unwrap();
+        if stream && speaks {
+            read_until(&mut socket, "hello").await;
+        } else {
+            live(&rig, 1).await;
+        }
+        drop(socket);
+        live(&rig, 0).await;
+        let metrics = get(&rig, "/metrics").await.body;
+        assert!(metrics.contains("outcome=\"cancelled\"} 1"), "{stream} {speaks} {metrics}");
+    }
+}
+
+/// R73: at the end running streams go on to theirs, new connections are refused, and the server leaves when it is empty.
+#[tokio::test]
+async fn the_graceful_end_lets_streams_finish() {
+    let (go, wait) = watch::channel(false);
+    let script = move |request: &kvasir_core::Request| {
+        Ok(vec![hello(), Step::Until(wait.clone()), hello(), Step::Send(finished(request, FinishReason::Stop, 2))])
+    };
+    let rig = rig(script);
+    let mut server = Running::start(rig.door.router()).await;
+    let mut socket = TcpStream::connect(server.address).await.unwrap();
+    socket.write_all(request(true).as_bytes()).await.unwrap();
+    read_until(&mut socket, "hello").await;
+    server.stop();
+    // The listener is closed once the server has seen the signal.
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while TcpStream::connect(server.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("new connections are refused");
+    go.send(true).unwrap();
+    read_until(&mut socket, "[DONE]").await;
+    server.ended().await;
+}
