@@ -33,7 +33,7 @@ impl Engine {
         let said = {
             let (Some(sequence), Some(job)) = (self.work.sequences.get_mut(&id), self.work.jobs.get_mut(&job_id)) else { return };
             job.ledger.counters.steps += 1;
-            job.ledger.scores.extend(kept.scores);
+            job.take_scores(row.start, kept.scores);
             job.ledger.counters.proposed += u64::from(row.drafted);
             job.ledger.counters.rejected += u64::from(kept.rejected);
             job.ledger.counters.unverified += u64::from(kept.unverified);

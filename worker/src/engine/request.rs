@@ -80,6 +80,8 @@ pub(super) struct Ledger {
     pub(super) prompt_found_later: u32,
     /// Log-probability of each prompt token's successor, as far as computed.
     pub(super) scores: Vec<Option<Chosen>>,
+    /// Whether they were handed over; a later recomputation does not ask for them again.
+    pub(super) scores_told: bool,
 }
 
 /// Knows what a request is doing, and for how long it did what.
@@ -133,7 +135,18 @@ impl Job {
 
     /// Whether prompt log-probabilities are still to be computed.
     pub(super) fn wants_scores(&self) -> bool {
-        self.request.sampling.prompt_logprobs.is_some() && self.ledger.scores.len() < self.request.prompt.len()
+        self.request.sampling.prompt_logprobs.is_some()
+            && !self.ledger.scores_told
+            && self.ledger.scores.len() < self.request.prompt.len()
+    }
+
+    /// Takes the scores of a row that began at prompt position `start`; a prompt that is computed again after preemption scores again, and
+    /// the later scores (equal bits) replace the earlier ones.
+    pub(super) fn take_scores(&mut self, start: u32, scores: Vec<Option<Chosen>>) {
+        if !scores.is_empty() && !self.ledger.scores_told {
+            self.ledger.scores.truncate(start as usize);
+            self.ledger.scores.extend(scores);
+        }
     }
 
     pub(super) fn is_end(&self, id: TokenId) -> bool {
@@ -146,6 +159,7 @@ impl Job {
 
     /// The array of prompt log-probabilities: one entry per prompt token, none for the first.
     pub(super) fn prompt_logprobs(&mut self) -> Vec<Option<TokenLogprob>> {
+        self.ledger.scores_told = true;
         let scores = std::mem::take(&mut self.ledger.scores);
         let known = scores.into_iter().take(self.request.prompt.len() - 1);
         std::iter::once(None).chain(known.map(|score| score.map(logprob))).collect()

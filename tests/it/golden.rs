@@ -1,0 +1,3 @@
+//! Exactness: the same request gives the same bits on every road.
+
+mod oracle;
