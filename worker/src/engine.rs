@@ -258,7 +258,11 @@ impl Engine {
     /// Takes a sequence's blocks away as memory pressure would: the worst-ranked of the running (tests).
     pub fn preempt_one(&mut self) -> bool {
         let last = self.work.running.iter().next_back().map(Rank::sequence);
-        last.inspect(|id| self.preempt(*id)).is_some()
+        let Some(last) = last else { return false };
+        self.preempt(last);
+        let now = self.now();
+        self.wait_states(now);
+        true
     }
 
     fn now(&self) -> Duration {
