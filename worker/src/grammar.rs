@@ -95,7 +95,7 @@ impl GrammarFactory {
             running.join().map_err(|_| GrammarError::Broken { cause: "the compiler panicked".into() })
         })?;
         match matcher.get_error() {
-            Some(cause) => Err(GrammarError::Invalid { field, cause: error::first_line(&cause) }),
+            Some(cause) => Err(GrammarError::Invalid { field, cause: error::brief(&cause) }),
             None => match matcher.grammar_warnings() {
                 warnings if warnings.is_empty() => Ok(matcher),
                 warnings => Err(GrammarError::Invalid { field, cause: warnings.join("; ") }),

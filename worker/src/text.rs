@@ -9,8 +9,8 @@
 //!    of a stop string.
 //! 3. Nothing at or after a stop string is ever given out. The match that completes first wins; of several that complete with the same
 //!    byte, the longest.
-//! 4. `visible + trimmed + waiting = pushed` tokens. A token is visible if it holds a byte before the stop, or no byte and no trimmed token
-//!    before it.
+//! 4. `visible + trimmed + waiting = pushed` tokens. A token is visible if it holds a byte before the stop, or no byte and stands before the
+//!    first trimmed token. Tokens pushed after the end are trimmed.
 //!
 //! Costs: amortised one table step per byte and stop string; one allocation per piece that has text.
 //!

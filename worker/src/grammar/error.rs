@@ -86,7 +86,7 @@ impl GrammarError {
     }
 
     pub(super) fn vocabulary(error: &impl ToString) -> Self {
-        Self::Vocabulary { cause: first_line(&error.to_string()) }
+        Self::Vocabulary { cause: brief(&error.to_string()) }
     }
 }
 
@@ -100,7 +100,9 @@ impl From<GrammarError> for Error {
     }
 }
 
-/// The first line of a library's message: later ones are dumps.
-pub(super) fn first_line(cause: &str) -> String {
-    cause.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown cause").chars().take(MAX_CAUSE_CHARS).collect()
+/// A library's message on one line, without the dumps that follow it in angle brackets.
+pub(super) fn brief(cause: &str) -> String {
+    let lines = cause.lines().map(str::trim).take_while(|line| !line.starts_with('<')).filter(|line| !line.is_empty());
+    let text: String = lines.collect::<Vec<_>>().join(" ").chars().take(MAX_CAUSE_CHARS).collect();
+    if text.is_empty() { "unknown cause".into() } else { text }
 }

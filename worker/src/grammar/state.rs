@@ -7,7 +7,7 @@
 //! 2. `rollback(n)` undoes the last n commits, end tokens included; masks afterwards equal those before.
 //! 3. After an end token, and where nothing but the end can follow, masks hold exactly the end tokens.
 
-use super::error::first_line;
+use super::error::brief;
 use super::vocabulary::Vocabulary;
 use super::GrammarError;
 use crate::plan::TokenMask;
@@ -153,6 +153,6 @@ impl GrammarState {
     }
 
     fn stuck(&self, cause: &impl ToString) -> GrammarError {
-        GrammarError::Stuck { tokens: self.committed(), cause: first_line(&cause.to_string()) }
+        GrammarError::Stuck { tokens: self.committed(), cause: brief(&cause.to_string()) }
     }
 }
