@@ -272,6 +272,8 @@ impl Engine {
     /// Ends a step: events, laws, counters, load, and whoever waits for the end.
     fn settle(&mut self) {
         self.publish_events();
+        let now = self.now();
+        self.wait_states(now);
         self.stats.evictions = self.pool.evictions();
         self.stats.collisions = self.pool.collisions();
         self.check_laws();

@@ -78,7 +78,7 @@ impl EventFeed {
         }
         self.seq += 1;
         let batch = EventBatch { incarnation: self.incarnation, seq: self.seq, epoch, snapshot: None, events };
-        self.subscribers.retain(|queue| queue.upgrade().is_some_and(|queue| queue.push(&batch, self.events_max)));
+        self.subscribers.retain(|queue| queue.upgrade().inspect(|queue| queue.push(&batch, self.events_max)).is_some());
     }
 
     /// Gives a snapshot to every subscriber that asked for one; `snapshot` yields the pool's content, parents first.
@@ -174,11 +174,11 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, batch: &EventBatch, events_max: usize) -> bool {
+    fn push(&self, batch: &EventBatch, events_max: usize) {
         {
             let mut state = self.lock();
             if state.lost {
-                return true;
+                return;
             }
             if state.events + batch.events.len() > events_max {
                 state.lost = true;
@@ -190,7 +190,6 @@ impl Queue {
             }
         }
         self.notify.notify_one();
-        true
     }
 
     fn lose(&self) {

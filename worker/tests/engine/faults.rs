@@ -24,7 +24,7 @@ fn a_cancellation_at_every_step_and_phase_frees_all_and_disturbs_nobody() {
     let mut cancelled = 0;
     for victim in 0..2 {
         for phase in 0..3 {
-            for step in 0..40 {
+            for step in 0..25 {
                 let mut rig = tight();
                 let mut readers = [Some(rig.submit(many.clone())), Some(rig.submit(other.clone()))];
                 for _ in 0..step {
@@ -55,7 +55,7 @@ fn a_cancellation_at_every_step_and_phase_frees_all_and_disturbs_nobody() {
             }
         }
     }
-    assert!(cancelled > 80, "the path is taken: {cancelled}");
+    assert!(cancelled > 60, "the path is taken: {cancelled}");
 }
 
 #[test]
@@ -81,16 +81,20 @@ fn the_failure_of_any_allocation_costs_time_only() {
 fn a_step_without_memory_is_done_again_and_three_in_a_row_fail_typed() {
     let requests = pair();
     let expected = requests.each_ref().map(solo);
-    for at in 1..25 {
+    let run = |out_of_memory_at: Option<u64>| {
         let mut rig = tight();
-        rig.control.out_of_memory_at(at);
+        out_of_memory_at.inspect(|at| rig.control.out_of_memory_at(*at));
         let mut readers = requests.clone().map(|request| rig.submit(request));
         for (reader, expected) in readers.iter_mut().zip(&expected) {
-            assert_eq!(rig.wait(reader).output(), expected.output(), "step {at}");
+            assert_eq!(rig.wait(reader).output(), expected.output(), "step {out_of_memory_at:?}");
         }
-        assert_eq!(rig.engine.stats().steps.out_of_memory, 1);
+        assert_eq!(rig.engine.stats().steps.out_of_memory, u64::from(out_of_memory_at.is_some()));
         rig.assert_at_rest();
-    }
+        rig.control.runs()
+    };
+    let runs = run(None);
+    assert!(runs > 8);
+    (1..=runs).for_each(|number| drop(run(Some(number))));
     let mut rig = tight();
     let mut reader = rig.submit(requests[1].clone());
     for run in 1..=3 {
@@ -129,7 +133,7 @@ fn a_lost_device_fails_everybody_and_clears_the_cache() {
 fn a_result_of_a_sequence_that_was_preempted_meanwhile_is_dropped() {
     let [_, other] = pair();
     let expected = solo(&other);
-    for step in 0..12 {
+    for step in 0..10 {
         let mut rig = tight();
         let mut reader = rig.submit(other.clone());
         for _ in 0..step {

@@ -191,7 +191,8 @@ fn states_partition_the_time_and_an_injected_delay_lands_in_its_state() {
 fn a_preempted_request_waits_in_its_own_state() {
     let mut rig = rig(settings(64));
     let mut reader = rig.submit(request("t", &prompt(1, 9), 10));
-    for _ in 0..4 {
+    // One position beyond a full block, so that something is left to compute again.
+    for _ in 0..5 {
         rig.engine.step();
     }
     assert!(rig.engine.preempt_one());
