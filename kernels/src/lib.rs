@@ -38,3 +38,6 @@ pub use isa::Isa;
 pub use matmul::{MAX_GROUP, Product, Scratch, Weights, matmul, matmul_group};
 pub use pool::Pool;
 pub use quant::{WeightType, dequantize};
+
+/// Part of every cached block's identity: raised whenever any kernel's result changes in any bit.
+pub const NUMERICS_REVISION: u32 = 1;

@@ -24,6 +24,8 @@ mod weights;
 pub use activations::Scratch;
 pub use weights::Weights;
 
+use std::ops::Range;
+
 use activations::{Line, PANEL};
 use dense::Rows;
 use dispatch::Kernels;
@@ -184,14 +186,7 @@ struct Part<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(
-        pool: &Pool,
-        isa: Isa,
-        x: &'a [f32],
-        m: usize,
-        lines: &'a [Line],
-        products: &'a mut [Product<'_>],
-    ) -> Self {
+    fn new(pool: &Pool, isa: Isa, x: &'a [f32], m: usize, lines: &'a [Line], products: &'a mut [Product<'_>]) -> Self {
         let row_bytes = (x.len() / m * 2).max(1);
         let chunk = (CHUNK_BYTES / row_bytes).next_multiple_of(PANEL).max(PANEL).min(m.next_multiple_of(PANEL));
         let tiles = products.iter().map(|product| product.weights.tiles()).sum::<usize>();
@@ -228,45 +223,50 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// One tile times the rows of a chunk.
-    fn multiply(&self, part: &Part<'_>, tile: usize, rows: std::ops::Range<usize>) {
-        let weights = part.weights;
-        let (codes, scales) = weights.tile(tile);
-        let (n, k) = (weights.n(), weights.k());
+    /// One tile times the rows of a chunk, in calls of as many rows as the registers hold.
+    fn multiply(&self, part: &Part<'_>, tile: usize, rows: Range<usize>) {
         let most = dispatch::max_rows(self.isa);
-        let mut row = rows.start;
-        while row < rows.end {
+        for row in rows.clone().step_by(most) {
             let count = most.min(rows.end - row);
-            let target = Target {
-                // In bounds: `row < m` and the tile's first column is a column.
-                out: part.out.as_mut_ptr().wrapping_add(row * n + tile * TILE),
-                stride: n,
-                rows: count,
-                columns: TILE.min(n - tile * TILE),
-            };
-            let kernel = count - 1;
-            // SAFETY: the set was checked to be available. Codes and scales are a whole tile of this format.
-            // A call's rows lie in one panel: `most` divides its length and chunks are whole panels. Rows × columns of the target lie in `out`, and no
-            // other task has this tile and these rows.
             match &part.kernels {
-                Kernels::Panels(kernels) => unsafe {
-                    let blocks = k / SUB_LEN;
-                    let lines = &self.lines[row / PANEL * PANEL * blocks..][..PANEL * blocks];
-                    kernels[kernel](&Panel {
-                        codes: codes.as_ptr(),
-                        scales: scales.as_ptr(),
-                        blocks,
-                        lines: lines.as_ptr().add(row % PANEL),
-                        target,
-                    });
-                },
-                Kernels::Rows(kernels) => unsafe {
-                    let x = &self.x[row * k..(row + count) * k];
-                    kernels[kernel](&Rows { weights: codes.as_ptr(), k, x: x.as_ptr(), target });
-                },
+                // SAFETY: the set is available; `panel` tells a whole tile of this format, the lines of `count`
+                // rows and their place in the result.
+                Kernels::Panels(kernels) => unsafe { kernels[count - 1](&self.panel(part, tile, row)) },
+                // SAFETY: as above, with the rows themselves.
+                Kernels::Rows(kernels) => unsafe { kernels[count - 1](&self.rows(part, tile, row, count)) },
             }
-            row += count;
         }
+    }
+
+    /// A tile and the rows from `row`, all in one panel: the most rows of a call divide a panel's, and chunks
+    /// are whole panels.
+    fn panel(&self, part: &Part<'_>, tile: usize, row: usize) -> Panel {
+        let blocks = part.weights.k() / SUB_LEN;
+        let (codes, scales) = part.weights.tile(tile);
+        let lines = &self.lines[row / PANEL * PANEL * blocks..][..PANEL * blocks];
+        Panel {
+            codes: codes.as_ptr(),
+            scales: scales.as_ptr(),
+            blocks,
+            lines: lines[row % PANEL..].as_ptr(),
+            target: self.target(part, tile, row),
+        }
+    }
+
+    /// A tile and `count` rows from `row`.
+    fn rows(&self, part: &Part<'_>, tile: usize, row: usize, count: usize) -> Rows {
+        let k = part.weights.k();
+        let x = self.x[row * k..(row + count) * k].as_ptr();
+        let (weights, _) = part.weights.tile(tile);
+        Rows { weights: weights.as_ptr(), k, x, target: self.target(part, tile, row) }
+    }
+
+    /// Where a tile's results from `row` on go. No other task has this tile and these rows.
+    fn target(&self, part: &Part<'_>, tile: usize, row: usize) -> Target {
+        let n = part.weights.n();
+        let at = row * n + tile * TILE;
+        debug_assert!(at < self.m * n, "row {row} and tile {tile} lie in the result");
+        Target { out: part.out.as_mut_ptr().wrapping_add(at), stride: n, columns: TILE.min(n - tile * TILE) }
     }
 }
 

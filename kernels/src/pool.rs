@@ -79,9 +79,7 @@ impl Pool {
         for index in 1..threads.clamp(1, MAX_THREADS) {
             let parked = Arc::new(AtomicBool::new(false));
             let (theirs, flag) = (Arc::clone(&shared), Arc::clone(&parked));
-            let spawned = thread::Builder::new()
-                .name(format!("kvasir-compute-{index}"))
-                .spawn(move || serve(&theirs, &flag));
+            let spawned = thread::Builder::new().name(format!("kvasir-compute-{index}")).spawn(move || serve(&theirs, &flag));
             match spawned {
                 Ok(handle) => workers.push(Worker { parked, handle: Some(handle) }),
                 Err(_) => break,
@@ -382,9 +380,7 @@ mod tests {
     fn parked_workers_wake_for_the_next_run() {
         let pool = Pool::new(3);
         for _ in 0..20 {
-            wait_until("an idle worker never parked", || {
-                pool.workers.iter().all(|worker| worker.parked.load(Ordering::SeqCst))
-            });
+            wait_until("an idle worker never parked", || pool.workers.iter().all(|worker| worker.parked.load(Ordering::SeqCst)));
             // No thread can take a second task before all three have one.
             let inside = AtomicUsize::new(0);
             pool.run(3, &|_| {
@@ -411,10 +407,9 @@ mod tests {
                                 (n == 0 || n % 10 == caller).then_some(if n == 0 { 10 + caller } else { n + 10 })
                             });
                             assert!(now.is_ok(), "{caller} met {now:?}");
-                            inside.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| {
-                                Some(if n < 20 { 0 } else { n - 10 })
-                            })
-                            .unwrap();
+                            inside
+                                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| Some(if n < 20 { 0 } else { n - 10 }))
+                                .unwrap();
                         });
                     }
                 })

@@ -6,7 +6,7 @@
 use super::lanes::{Lanes, TILE};
 use super::tile::{Target, store};
 
-/// One call's inputs: a tile, and up to `R` rows of activations.
+/// One call's inputs: a tile, and `R` rows of activations.
 pub(crate) struct Rows {
     /// `k` times `TILE` weights.
     pub(crate) weights: *const u8,
@@ -65,17 +65,16 @@ impl Storage for BF16 {
     }
 }
 
-/// Multiplies and stores; `R` rows are computed, of which `target.rows` (at least one) are stored.
+/// Multiplies `R` rows and stores the sums.
 ///
 /// # Safety
-/// The instruction set of `L`; `weights` and `target.rows` rows of `x` readable; `target` writable.
+/// The instruction set of `L`; `weights` and `R` rows of `x` readable; `R` rows of `target` writable.
 #[inline(always)]
 pub(crate) unsafe fn multiply<L: Lanes, S: Storage, const R: usize>(rows: &Rows) {
     for first in (0..TILE).step_by(L::WIDTH) {
-        // SAFETY: the caller's promises. An absent row reads the first row instead and is not stored.
+        // SAFETY: the caller's promises.
         unsafe {
-            let x: [*const f32; R] =
-                std::array::from_fn(|r| rows.x.add(if r < rows.target.rows { r * rows.k } else { 0 }));
+            let x: [*const f32; R] = std::array::from_fn(|r| rows.x.add(r * rows.k));
             let mut acc = [L::zero(); R];
             let mut weights = rows.weights.add(first * S::SIZE);
             for i in 0..rows.k {

@@ -7,11 +7,11 @@
 //! Every method is `inline(always)` and is compiled inside a caller that enables the features it needs.
 #![allow(clippy::cast_ptr_alignment, reason = "every load and store of these modules is an unaligned one")]
 
-pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod scalar;
 
 /// Inputs that share a 32-bit group of a column: the step of the integer dot product.
 pub(crate) const GROUP: usize = 4;

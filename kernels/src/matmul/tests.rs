@@ -277,9 +277,8 @@ fn sizes_that_do_not_fit_are_refused() {
 
     let pool = Pool::new(1);
     let w = Weights::pack(WeightType::Q8_0, 3, 32, &[0; 102]).unwrap();
-    let run = |x: usize, m, out: usize| {
-        matmul(&pool, Isa::Scalar, &w, &vec![0.0; x], m, &mut Scratch::new(), &mut vec![0.0; out])
-    };
+    let run =
+        |x: usize, m, out: usize| matmul(&pool, Isa::Scalar, &w, &vec![0.0; x], m, &mut Scratch::new(), &mut vec![0.0; out]);
     assert_eq!(run(64, 2, 6), Ok(()));
     assert_eq!(run(0, 0, 0), Ok(()));
     assert_eq!(run(63, 2, 6), length("x", 63, 64));
@@ -327,9 +326,10 @@ fn bits_are_those_of_this_numerics_revision() {
         let w = Weights::pack(ty, 17, 256, &tensor(ty, 17, 256, &mut random)).unwrap();
         let out = product(&pool, Isa::detect(), &w, &normal_rows(3, 256, &mut random), 3);
         // FNV-1a.
-        bits(&out).iter().flat_map(|bits| bits.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        bits(&out)
+            .iter()
+            .flat_map(|bits| bits.to_le_bytes())
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     });
     let want = [
         0x2bd3_47a5_2921_223f_u64,

@@ -10,7 +10,7 @@
 use super::activations::{Correction, Line, PANEL};
 use super::lanes::{GROUP, GROUP_BYTES, GROUPS, Lanes, TILE};
 
-/// One call's inputs: a tile, and the lines of up to `R` rows.
+/// One call's inputs: a tile, and the lines of `R` rows.
 pub(crate) struct Panel {
     /// `blocks` blocks of the tile's codes.
     pub(crate) codes: *const u8,
@@ -29,8 +29,6 @@ pub(crate) struct Target {
     pub(crate) out: *mut f32,
     /// Elements from a row to the next.
     pub(crate) stride: usize,
-    /// Rows to store: at most the rows computed.
-    pub(crate) rows: usize,
     /// Columns to store: fewer than `TILE` in the last tile of a matrix.
     pub(crate) columns: usize,
 }
@@ -88,10 +86,10 @@ formats! {
     Q6K: 6, 8, false, Halves, First;
 }
 
-/// Multiplies and stores; `R` rows are computed, of which `target.rows` are stored.
+/// Multiplies `R` rows and stores the sums.
 ///
 /// # Safety
-/// The instruction set of `L`; pointers as `Panel` says, for `R` rows of lines; `target` writable.
+/// The instruction set of `L`; pointers as `Panel` says, for `R` rows of lines; `R` rows of `target` writable.
 #[inline(always)]
 pub(crate) unsafe fn multiply<L: Lanes, F: Format, const R: usize>(panel: &Panel) {
     for first in (0..TILE).step_by(L::WIDTH) {
@@ -276,14 +274,14 @@ unsafe fn dot<L: Lanes, F: Format, const R: usize, const N: usize>(
     }
 }
 
-/// Writes the rows and columns that exist.
+/// Writes the columns that exist, of every row.
 ///
 /// # Safety
 /// The instruction set of `L`; `target` writable.
 #[inline(always)]
 pub(crate) unsafe fn store<L: Lanes, const R: usize>(target: &Target, first: usize, sums: [L::F; R]) {
     let columns = target.columns.saturating_sub(first).min(L::WIDTH);
-    for (row, sums) in sums.into_iter().enumerate().take(target.rows) {
+    for (row, sums) in sums.into_iter().enumerate() {
         // SAFETY: the row and `columns` of its elements from `first` exist.
         unsafe {
             let out = target.out.add(row * target.stride + first);

@@ -70,10 +70,7 @@ impl Weights {
             let rows = &bytes[tile * TILE * row_bytes..(tile * TILE + TILE).min(n) * row_bytes];
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let (codes, scales) = unsafe {
-                (
-                    code_bytes.slice(tile * stride.codes, stride.codes),
-                    scale_bytes.slice(tile * stride.scales, stride.scales),
-                )
+                (code_bytes.slice(tile * stride.codes, stride.codes), scale_bytes.slice(tile * stride.scales, stride.scales))
             };
             for (column, row) in rows.chunks_exact(row_bytes).enumerate() {
                 match ty {

@@ -132,11 +132,7 @@ fn blocks_expand_as_their_definition_says() {
         for round in 0..40 {
             let cols = 3 * 256;
             // Wild bytes reach infinities, NaNs, denormal and negative scales; tame ones give real weights.
-            let bytes = if round % 2 == 0 {
-                random.bytes(ty.row_bytes(cols))
-            } else {
-                tensor(ty, 1, cols, &mut random)
-            };
+            let bytes = if round % 2 == 0 { random.bytes(ty.row_bytes(cols)) } else { tensor(ty, 1, cols, &mut random) };
             let mut fast = vec![0.0; cols];
             dequantize(ty, &bytes, &mut fast).unwrap();
             for (i, (fast, slow)) in fast.iter().zip(slow(ty, &bytes)).enumerate() {

@@ -1,13 +1,13 @@
 //! Eight lanes in AVX2 with FMA; a tile is two passes.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_prefetch, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm256_abs_epi8,
-    _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_setzero_si256, _mm256_sign_epi8, _mm256_sll_epi16, _mm256_slli_epi32, _mm256_srl_epi16,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
+    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_sign_epi8, _mm256_sll_epi16, _mm256_slli_epi32, _mm256_srl_epi16, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_xor_si256,
 };
 
 use super::{CANONICAL_NAN, GROUP, Lanes};
@@ -131,13 +131,7 @@ impl Lanes for Avx2 {
         q: [*const i8; R],
         correction: [*const i32; R],
     ) -> [Self::I; R] {
-        unsafe {
-            if BITS == 8 {
-                dot_bytes(codes, q)
-            } else {
-                dot_narrow::<R, N, BITS>(codes, q, correction)
-            }
-        }
+        unsafe { if BITS == 8 { dot_bytes(codes, q) } else { dot_narrow::<R, N, BITS>(codes, q, correction) } }
     }
 }
 
@@ -170,10 +164,7 @@ unsafe fn dot_narrow<const R: usize, const N: usize, const BITS: u32>(
 /// Codes of eight bits around 128: a pair of unsigned products would pass 16 bits, so the sign moves to the
 /// activation (128 · 127 · 2 = 32,512 fits) and there is nothing to correct.
 #[inline(always)]
-unsafe fn dot_bytes<const R: usize, const N: usize>(
-    codes: [__m256i; N],
-    q: [*const i8; R],
-) -> [__m256i; R] {
+unsafe fn dot_bytes<const R: usize, const N: usize>(codes: [__m256i; N], q: [*const i8; R]) -> [__m256i; R] {
     // SAFETY: the contract of `Lanes::dot`.
     unsafe {
         let (ones, middle) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));

@@ -1,12 +1,11 @@
 //! Sixteen lanes in AVX-512 with the VNNI dot product.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_prefetch, _mm_loadu_si128, _mm256_loadu_si256, _mm512_and_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sll_epi16, _mm512_srl_epi16, _mm512_srli_epi16,
-    _mm512_storeu_ps, _mm_cvtsi32_si128,
+    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+    _mm256_loadu_si256, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_sll_epi16, _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use super::{CANONICAL_NAN, GROUP, Lanes, TILE};
