@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(text.matches("# TYPE kvasir_door_in_flight gauge").count(), 1, "{text}");
         let samples = [("a", "http"), ("b", "grpc")]
             .map(|(component, door)| text.find(&format!("kvasir_door_in_flight{{component=\"{component}\",door=\"{door}\"}} 1")));
-        let next_family = text.find("# HELP kvasir_ttft_seconds");
+        let next_family = text.find("# HELP kvasir_tpot_seconds");
         assert!(samples.iter().all(|at| at.is_some() && *at < next_family), "{text}");
         assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
     }

@@ -248,7 +248,7 @@ fn prompt_request(
             let message = format!("`kvasir.deadline_ms` = {asked} passed while the prompt was prepared, which took {spent} ms");
             return Err(Error::new(Reason::DeadlineExceeded, message).with_field("kvasir.deadline_ms"));
         }
-        deadline => deadline.map(|deadline| deadline - spent),
+        deadline => deadline.map(|deadline| deadline.saturating_sub(spent)),
     };
     let mut states = StateTimes::default();
     states.add(State::Prepare, spent);

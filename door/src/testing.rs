@@ -23,6 +23,7 @@ pub(crate) const MODEL: &str = "tiny";
 
 /// What a scripted request does next.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a script is a handful of steps")]
 pub(crate) enum Step {
     Send(Chunk),
     Wait(Duration),

@@ -4,7 +4,7 @@ use crate::testing::{MODEL, Rig, Scripted, call, chat, complete, get, model, pos
 use crate::{DoorSettings, TenantTable};
 use axum::body::{Body, Bytes};
 use http::Request as HttpRequest;
-use kvasir_core::{Error, FinishReason, Reason};
+use kvasir_core::{Error, FinishReason, Grammar, Reason};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -232,6 +232,44 @@ async fn null_means_absent_and_harmless_members_are_taken() {
     }
     assert_eq!(chat(&rig, &body).await.status, 200);
     assert_eq!(complete(&rig, &with(&text(), "suffix", Value::Null)).await.status, 200);
+}
+
+#[tokio::test]
+async fn each_constraint_reaches_the_request() {
+    let rig = plain();
+    let schema = json!({ "type": "object", "properties": { "z": {}, "a": {} } });
+    let ordered = "{\"type\":\"object\",\"properties\":{\"z\":{},\"a\":{}}}";
+    let cases = [
+        ("response_format", json!({ "type": "text" }), None),
+        ("response_format", json!({ "type": "json_object" }), Some(Grammar::JsonObject)),
+        (
+            "response_format",
+            json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": true, "schema": schema } }),
+            Some(Grammar::JsonSchema(ordered.into())),
+        ),
+        ("guided_json", schema.clone(), Some(Grammar::JsonSchema(ordered.into()))),
+        ("guided_json", json!(ordered), Some(Grammar::JsonSchema(ordered.into()))),
+        ("guided_regex", json!("a+"), Some(Grammar::Regex("a+".into()))),
+        ("guided_choice", json!(["a.b", "c|d"]), Some(Grammar::Regex(r"(a\.b|c\|d)".into()))),
+        ("guided_grammar", json!("start: \"a\""), Some(Grammar::Lark("start: \"a\"".into()))),
+    ];
+    for (member, value, grammar) in cases {
+        assert_eq!(chat(&rig, &with(&talk(), member, value)).await.status, 200);
+        assert_eq!(rig.serve.last().grammar, grammar, "{member}");
+    }
+}
+
+#[tokio::test]
+async fn a_developer_speaks_as_the_system_and_parts_are_joined() {
+    let rig = plain();
+    let prompt = async |message: Value| {
+        assert_eq!(chat(&rig, &with(&talk(), "messages", json!([message]))).await.status, 200);
+        rig.serve.last().prompt
+    };
+    let system = prompt(json!({ "role": "system", "content": "be\nkind" })).await;
+    assert_eq!(prompt(json!({ "role": "developer", "content": "be\nkind" })).await, system);
+    let parts = json!([{ "type": "text", "text": "be" }, { "type": "text", "text": "kind" }]);
+    assert_eq!(prompt(json!({ "role": "system", "content": parts })).await, system);
 }
 
 /// R80: on each route that names a model.
