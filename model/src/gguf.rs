@@ -182,7 +182,6 @@ pub enum GgufError {
 }
 
 /// A parsed GGUF file. Cheap to share; values and tensors point into the mapping.
-#[derive(Debug)]
 pub struct Gguf {
     mapping: Arc<Mapping>,
     version: u32,
@@ -220,6 +219,12 @@ impl GgufError {
 
 // === impl Gguf ===
 
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gguf").field("mapping", &self.mapping).field("tensors", &self.order.len()).finish_non_exhaustive()
+    }
+}
+
 impl Gguf {
     /// Parses header, metadata and tensor directory.
     ///
@@ -237,7 +242,6 @@ impl Gguf {
         let values = metadata::read_all(&mut cursor, key_count)?;
         let alignment = alignment(bytes, &values)?;
         let (tensors, order) = tensors::read_directory(&mut cursor, tensor_count, alignment)?;
-        drop(cursor);
         Ok(Self { mapping, version, values, tensors, order })
     }
 

@@ -14,10 +14,8 @@ use std::ops::Deref;
 use std::path::Path;
 
 /// Read-only bytes of a weight file, shared by `Arc`.
-#[derive(Debug)]
 pub struct Mapping(Bytes);
 
-#[derive(Debug)]
 enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
@@ -47,6 +45,13 @@ impl Mapping {
     /// Wraps bytes that are already in memory, for tests and tools.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self(Bytes::Owned(bytes))
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    /// Length only: the content is hundreds of megabytes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mapping({} bytes)", self.len())
     }
 }
 

@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use kvasir_model::{Arch, Artifacts, ChatInput, DigestCache, ModelFile, RopeStyle, TensorType, Text, fetch};
+use kvasir_model::{Arch, Artifacts, ChatInput, DigestCache, Gguf, Mapping, ModelFile, RopeStyle, TensorType, Text, fetch};
 use serde_json::Value;
 
 #[expect(clippy::disallowed_methods, reason = "a test has no args.rs; it finds the cache as the program would")]
@@ -99,6 +100,22 @@ fn a_router_gets_the_same_ids_from_what_a_worker_sends() {
     assert_eq!(router.tokenizer_digest(), text.tokenizer_digest());
     let prompt = "The quick brown fox, 你好 🙂 1234";
     assert_eq!(router.encode_prompt(prompt, false, None).unwrap(), text.encode_prompt(prompt, false, None).unwrap());
+}
+
+/// R35: cut after every KiB of the header and inside the tensor data.
+#[test]
+fn the_real_file_cut_anywhere_is_refused_in_time() {
+    let (file, _) = model();
+    let bytes: &[u8] = file.gguf().unwrap().mapping();
+    let header = 2 << 20;
+    let cuts = (0..header).step_by(1024).chain([10 << 20, bytes.len() / 2, bytes.len() - 1]);
+    for cut in cuts {
+        let mapping = Arc::new(Mapping::from_vec(bytes[..cut].to_vec()));
+        let started = Instant::now();
+        let error = Gguf::parse(mapping).expect_err("cut").to_string();
+        assert!(started.elapsed() < Duration::from_secs(1), "cut at {cut} took {:?}", started.elapsed());
+        assert!(error.starts_with("gguf "), "cut at {cut}: {error}");
+    }
 }
 
 #[test]
