@@ -1,0 +1,133 @@
+//! `kvasir bench`: figures with their floor, measured in one run, as ratios.
+//!
+//! Owns the shape of a report. Timing decides no test: a bench prints and, where a floor is stated, says whether it holds.
+
+mod prefix;
+
+pub use prefix::prefix;
+
+use crate::args::BenchArgs;
+use crate::client::ClientError;
+use crate::local::LocalError;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+
+/// Why a bench failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The fleet did not start.
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    /// A request failed.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The report could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The report could not be made.
+    #[error("{0}")]
+    Report(String),
+}
+
+/// One figure of a report.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What was measured.
+    pub name: &'static str,
+    /// Unit of `ours` and `peer`.
+    pub unit: &'static str,
+    /// Our figure.
+    pub ours: f64,
+    /// What it is compared with in the same run.
+    pub peer: f64,
+    /// Name of that.
+    pub peer_name: &'static str,
+    /// Must hold.
+    pub floor: f64,
+    /// Pursued.
+    pub aim: f64,
+    /// Whether `ratio` (or the figure itself) is better when lower.
+    pub lower_is_better: bool,
+}
+
+/// What was measured on which machine.
+pub struct Report {
+    name: &'static str,
+    conditions: Value,
+    rows: Vec<Row>,
+}
+
+// === impl Row ===
+
+impl Row {
+    /// Ours against the peer; the figure itself where there is no peer.
+    pub fn ratio(&self) -> f64 {
+        if self.peer == 0.0 { self.ours } else { self.ours / self.peer }
+    }
+
+    fn holds(&self) -> bool {
+        if self.lower_is_better { self.ratio() <= self.floor } else { self.ratio() >= self.floor }
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    /// An empty report under stated conditions.
+    pub fn new(name: &'static str, conditions: Value) -> Self {
+        Self { name, conditions, rows: Vec::new() }
+    }
+
+    /// Adds a figure.
+    pub fn push(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    /// Prints the table and writes JSON where asked.
+    pub fn finish(&self, args: &BenchArgs) -> Result<(), BenchError> {
+        println!("\n{}", serde_json::to_string_pretty(&self.conditions).unwrap_or_default());
+        println!("\n{:<28} {:>12} {:>12} {:>10} {:>8} {:>8}  floor", "row", "ours", "peer", "ratio", "floor", "aim");
+        for row in &self.rows {
+            println!(
+                "{:<28} {:>12.3} {:>12.3} {:>10.4} {:>8} {:>8}  {}",
+                format!("{} [{}]", row.name, row.unit),
+                row.ours,
+                row.peer,
+                row.ratio(),
+                row.floor,
+                row.aim,
+                if row.holds() { "holds" } else { "BELOW" },
+            );
+        }
+        let Some(path) = &args.json else { return Ok(()) };
+        let text = serde_json::to_string_pretty(&self.json()).map_err(|error| BenchError::Report(error.to_string()))?;
+        fs::write(path, text + "\n").map_err(|source| BenchError::Write { path: path.clone(), source })
+    }
+
+    fn json(&self) -> Value {
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.name, "unit": row.unit, "ours": row.ours, "peer": row.peer, "peer_name": row.peer_name,
+                    "ratio": row.ratio(), "floor": row.floor, "aim": row.aim,
+                    "better": if row.lower_is_better { "lower" } else { "higher" }, "holds": row.holds(),
+                })
+            })
+            .collect();
+        json!({ "bench": self.name, "machine": crate::version::machine(), "commit": crate::version::COMMIT, "conditions": self.conditions, "rows": rows })
+    }
+}
+
+/// The middle value.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
