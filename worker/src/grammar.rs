@@ -91,7 +91,8 @@ impl GrammarFactory {
         let compile = || Matcher::new(self.parsers.create_parser(source.grammar));
         let mut matcher = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILE_STACK_BYTES);
-            let running = thread.spawn_scoped(scope, compile).map_err(|error| GrammarError::Broken { cause: error.to_string() })?;
+            let running =
+                thread.spawn_scoped(scope, compile).map_err(|error| GrammarError::Broken { cause: error.to_string() })?;
             running.join().map_err(|_| GrammarError::Broken { cause: "the compiler panicked".into() })
         })?;
         match matcher.get_error() {
@@ -125,7 +126,8 @@ impl Source {
             Grammar::JsonSchema(schema) => {
                 let field = "response_format";
                 bounded(field, schema, MAX_SCHEMA_BYTES)?;
-                let invalid = |error: serde_json::Error| GrammarError::Invalid { field, cause: format!("the schema is not JSON: {error}") };
+                let invalid =
+                    |error: serde_json::Error| GrammarError::Invalid { field, cause: format!("the schema is not JSON: {error}") };
                 let schema: serde_json::Value = serde_json::from_str(schema).map_err(invalid)?;
                 Ok(Self { field, kind: "json", text: schema.to_string(), grammar: TopLevelGrammar::from_json_schema(schema) })
             }

@@ -119,9 +119,13 @@ impl Candidate {
         self.logit > other.logit || (self.logit == other.logit && self.id < other.id)
     }
 
-    /// That order for sorting; candidates are never NaN.
-    fn order(&self, other: &Self) -> std::cmp::Ordering {
-        other.logit.partial_cmp(&self.logit).unwrap_or(std::cmp::Ordering::Equal).then(self.id.cmp(&other.id))
+    /// That order as a number, for sorting: the smallest stands first. Candidates are never NaN.
+    fn rank(&self) -> u64 {
+        // Adding 0 makes −0 and 0 one. Flipping the sign bit of positive and all bits of negative numbers makes their order that of
+        // unsigned integers; the complement turns it round.
+        let bits = (self.logit + 0.0).to_bits();
+        let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+        u64::from(!ascending) << 32 | u64::from(self.id)
     }
 }
 
@@ -135,7 +139,8 @@ fn argmax(logits: &[f32]) -> Option<TokenId> {
 impl NoiseBuffer {
     /// The candidate with the largest `scaled logit + noise`, lowest id first.
     fn draw(&mut self, candidates: &[Candidate], temperature: f32, key: NoiseKey) -> Option<TokenId> {
-        let largest = candidates.iter().fold(f32::NEG_INFINITY, |largest, next| if next.logit > largest { next.logit } else { largest });
+        let largest =
+            candidates.iter().fold(f32::NEG_INFINITY, |largest, next| if next.logit > largest { next.logit } else { largest });
         let isa = Isa::detect();
         let mut best: Option<Candidate> = None;
         for batch in candidates.chunks(NOISE_BATCH) {

@@ -165,7 +165,8 @@ fn decode(bytes: &[u8], complete: bool, text: &mut String) -> usize {
         if broken.is_empty() {
             continue;
         }
-        let unfinished = taken + broken.len() == bytes.len() && str::from_utf8(broken).is_err_and(|error| error.error_len().is_none());
+        let unfinished =
+            taken + broken.len() == bytes.len() && str::from_utf8(broken).is_err_and(|error| error.error_len().is_none());
         if unfinished && !complete {
             break;
         }

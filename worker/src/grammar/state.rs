@@ -7,9 +7,9 @@
 //! 2. `rollback(n)` undoes the last n commits, end tokens included; masks afterwards equal those before.
 //! 3. After an end token, and where nothing but the end can follow, masks hold exactly the end tokens.
 
+use super::GrammarError;
 use super::error::brief;
 use super::vocabulary::Vocabulary;
-use super::GrammarError;
 use crate::plan::TokenMask;
 use kvasir_core::TokenId;
 use llguidance::Matcher;

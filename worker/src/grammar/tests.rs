@@ -13,7 +13,8 @@ struct Table(Vec<Vec<u8>>);
 const END: TokenId = 256;
 const TURN: TokenId = 257;
 const UNUSED: TokenId = 259;
-const MERGES: [&str; 16] = ["{\"", "\":", "\",", "\"}", "name", "true", "  ", "12", "ab", "](", "한", "\u{1f600}", "a", "+1", "((", "null"];
+const MERGES: [&str; 16] =
+    ["{\"", "\":", "\",", "\"}", "name", "true", "  ", "12", "ab", "](", "한", "\u{1f600}", "a", "+1", "((", "null"];
 
 impl TokenBytes for Table {
     fn bytes(&self, id: TokenId) -> &[u8] {
@@ -317,7 +318,9 @@ fn equal_grammars_are_compiled_once_per_partition_and_keep_the_order_of_members(
         state.mask().unwrap().allows(TokenId::from(name))
     };
     let order = |a: &str, b: &str| {
-        format!(r#"{{"type":"object","properties":{{"{a}":{{"type":"null"}},"{b}":{{"type":"null"}}}},"required":["a","b"],"additionalProperties":false}}"#)
+        format!(
+            r#"{{"type":"object","properties":{{"{a}":{{"type":"null"}},"{b}":{{"type":"null"}}}},"required":["a","b"],"additionalProperties":false}}"#
+        )
     };
     assert!(first(compile(HERE, &order("a", "b")), b'a'));
     assert!(first(compile(HERE, &order("a", "b").replace(':', " : ")), b'a'));

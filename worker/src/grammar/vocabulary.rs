@@ -77,7 +77,8 @@ impl Vocabulary {
     /// A mask out of the matcher's bits, without tokens that write nothing; `None` if it is empty.
     pub(super) fn mask(&self, bits: &[u32]) -> Option<TokenMask> {
         let words = self.writers.0.iter().zip(&self.ends.0).enumerate();
-        let mask: Vec<u32> = words.map(|(index, (writers, ends))| bits.get(index).copied().unwrap_or(0) & (writers | ends)).collect();
+        let mask: Vec<u32> =
+            words.map(|(index, (writers, ends))| bits.get(index).copied().unwrap_or(0) & (writers | ends)).collect();
         mask.iter().any(|word| *word != 0).then_some(TokenMask(mask))
     }
 }

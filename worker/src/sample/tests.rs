@@ -29,7 +29,14 @@ fn params() -> SampleParams {
 }
 
 fn row(params: SampleParams) -> SampleRow {
-    SampleRow { params: Arc::new(params), choice: 0, position: 0, output_counts: Arc::default(), end_allowed_from: 0, masks: Vec::new() }
+    SampleRow {
+        params: Arc::new(params),
+        choice: 0,
+        position: 0,
+        output_counts: Arc::default(),
+        end_allowed_from: 0,
+        masks: Vec::new(),
+    }
 }
 
 fn mask(vocab: usize, ids: &[TokenId]) -> Arc<TokenMask> {

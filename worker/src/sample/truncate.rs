@@ -2,7 +2,7 @@
 
 use super::{Candidate, scale};
 use crate::plan::SampleParams;
-use kvasir_kernels::{math, reduce};
+use kvasir_kernels::{Isa, math, reduce};
 
 /// Candidates sorted at first when looking for the nucleus; grows eightfold until it is inside.
 const FIRST_NUCLEUS: usize = 64;
@@ -11,7 +11,7 @@ const FIRST_NUCLEUS: usize = 64;
 pub(super) fn truncate(candidates: &mut Vec<Candidate>, scaled: &mut Vec<f32>, params: &SampleParams) {
     let k = params.top_k as usize;
     if k > 0 && k < candidates.len() {
-        candidates.select_nth_unstable_by(k - 1, Candidate::order);
+        candidates.select_nth_unstable_by_key(k - 1, Candidate::rank);
         candidates.truncate(k);
         // The sums below run in this order, which must not depend on how the selection shuffled.
         candidates.sort_unstable_by_key(|candidate| candidate.id);
@@ -32,18 +32,22 @@ fn nucleus(candidates: &mut Vec<Candidate>, scaled: &mut Vec<f32>, temperature: 
     let largest = largest(candidates);
     scaled.clear();
     scaled.extend(candidates.iter().map(|candidate| scale(candidate.logit, largest, temperature)));
-    let total = reduce::log_sum_exp(scaled);
+    let isa = Isa::detect();
+    let total = reduce::log_sum_exp_on(isa, scaled);
     let mut sorted = 0;
     let mut mass = 0.0_f64;
     let mut size = FIRST_NUCLEUS;
     while sorted < candidates.len() {
         let end = size.min(candidates.len());
         if end < candidates.len() {
-            candidates[sorted..].select_nth_unstable_by(end - sorted, Candidate::order);
+            candidates[sorted..].select_nth_unstable_by_key(end - sorted, Candidate::rank);
         }
-        candidates[sorted..end].sort_unstable_by(Candidate::order);
-        for index in sorted..end {
-            mass += f64::from(math::exp(scale(candidates[index].logit, largest, temperature) - total));
+        candidates[sorted..end].sort_unstable_by_key(Candidate::rank);
+        scaled.clear();
+        scaled.extend(candidates[sorted..end].iter().map(|candidate| scale(candidate.logit, largest, temperature) - total));
+        math::exp_in_place(isa, scaled);
+        for (index, probability) in (sorted..).zip(scaled.iter()) {
+            mass += f64::from(*probability);
             if mass >= f64::from(top_p) {
                 candidates.truncate(index + 1);
                 return;
@@ -55,5 +59,7 @@ fn nucleus(candidates: &mut Vec<Candidate>, scaled: &mut Vec<f32>, temperature: 
 }
 
 fn largest(candidates: &[Candidate]) -> f32 {
-    candidates.iter().fold(f32::NEG_INFINITY, |largest, candidate| if candidate.logit > largest { candidate.logit } else { largest })
+    candidates
+        .iter()
+        .fold(f32::NEG_INFINITY, |largest, candidate| if candidate.logit > largest { candidate.logit } else { largest })
 }

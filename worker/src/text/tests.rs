@@ -144,14 +144,27 @@ fn bad_stop_strings_are_refused_by_name() {
     let long = "é".repeat(MAX_STOP_BYTES / 2) + "x";
     assert_eq!(Stops::new(&[&long]), Err(StopError::TooLong { index: 0, bytes: MAX_STOP_BYTES + 1 }));
     let error = kvasir_core::Error::from(StopError::Empty { index: 1 });
-    assert_eq!((error.reason.http_status(), error.field.as_deref(), error.message.as_str()), (400, Some("stop"), "stop[1] is empty; leave it out"));
+    assert_eq!(
+        (error.reason.http_status(), error.field.as_deref(), error.message.as_str()),
+        (400, Some("stop"), "stop[1] is empty; leave it out")
+    );
     assert!(Stops::new(&["é".repeat(1000)]).is_ok());
 }
 
 fn fragment() -> impl Strategy<Value = Vec<u8>> {
     prop::sample::select(vec![
-        b"a".to_vec(), b"b".to_vec(), b"ab".to_vec(), "é".as_bytes().to_vec(), b"\xc3".to_vec(), b"\xa9".to_vec(), "한".as_bytes().to_vec(),
-        b"\xed\x95".to_vec(), "😀".as_bytes().to_vec(), b"\xf0\x9f".to_vec(), b"\xff".to_vec(), b"".to_vec(),
+        b"a".to_vec(),
+        b"b".to_vec(),
+        b"ab".to_vec(),
+        "é".as_bytes().to_vec(),
+        b"\xc3".to_vec(),
+        b"\xa9".to_vec(),
+        "한".as_bytes().to_vec(),
+        b"\xed\x95".to_vec(),
+        "😀".as_bytes().to_vec(),
+        b"\xf0\x9f".to_vec(),
+        b"\xff".to_vec(),
+        b"".to_vec(),
     ])
 }
 

@@ -104,23 +104,26 @@ fn cases() -> Vec<(&'static str, SampleRow)> {
         ("grammar", SampleRow { masks: masks.clone(), ..row(params()) }),
         ("min_tokens", SampleRow { end_allowed_from: 2, ..row(SampleParams { end_tokens: vec![1, 4], ..params() }) }),
         ("never", row(SampleParams { never: Arc::new([0, 3]), ..params() })),
-        ("all", SampleRow {
-            masks,
-            end_allowed_from: 1,
-            ..penalised(SampleParams {
-                temperature: 0.9,
-                top_k: 4,
-                top_p: 0.93,
-                min_p: 0.04,
-                repetition_penalty: 1.2,
-                presence_penalty: 0.3,
-                frequency_penalty: 0.2,
-                logit_bias: bias,
-                prompt_tokens: vec![0, 3],
-                end_tokens: vec![4],
-                ..params()
-            })
-        }),
+        (
+            "all",
+            SampleRow {
+                masks,
+                end_allowed_from: 1,
+                ..penalised(SampleParams {
+                    temperature: 0.9,
+                    top_k: 4,
+                    top_p: 0.93,
+                    min_p: 0.04,
+                    repetition_penalty: 1.2,
+                    presence_penalty: 0.3,
+                    frequency_penalty: 0.2,
+                    logit_bias: bias,
+                    prompt_tokens: vec![0, 3],
+                    end_tokens: vec![4],
+                    ..params()
+                })
+            },
+        ),
     ]
 }
 
@@ -153,7 +156,8 @@ fn mutants_of_the_noise_are_red() {
     // The harness itself is green with the right noise.
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| at(row, ahead, id))) < 1.0);
     // A uniform that is biased by 5 %: u^0.95 moves −ln(−ln u) by a constant, so the bias must depend on the token.
-    let biased = |row: &SampleRow, ahead: &[TokenId], id: usize| at(row, ahead, id) - if id % 2 == 0 { 0.95_f32.ln() * 2.0 } else { 0.0 };
+    let biased =
+        |row: &SampleRow, ahead: &[TokenId], id: usize| at(row, ahead, id) - if id % 2 == 0 { 0.95_f32.ln() * 2.0 } else { 0.0 };
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| biased(row, ahead, id))) > 1.0);
     // Noise that ignores the position.
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| at(row, &[], id))) > 1.0);

@@ -130,7 +130,8 @@ fn skipping_hopeless_tokens_changes_no_choice() {
     let vocab = 5_000_u32;
     for seed in 0..60 {
         let spread = [1.0, 12.0, 60.0][seed as usize % 3];
-        let logits: Vec<f32> = (0..u64::from(vocab)).map(|id| (scramble(&[seed, id]) % 10_000) as f32 / 10_000.0 * spread).collect();
+        let logits: Vec<f32> =
+            (0..u64::from(vocab)).map(|id| (scramble(&[seed, id]) % 10_000) as f32 / 10_000.0 * spread).collect();
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total = |id: u32| (logits[id as usize] - largest) / 0.8 + gumbel(seed, 2, 9, CHOICE_NOISE, id);
         let naive = (0..vocab).reduce(|best, id| if total(id) > total(best) { id } else { best }).unwrap();
@@ -169,7 +170,8 @@ fn the_smallest_temperatures_choose_the_largest_logit_without_nan() {
 #[test]
 fn infinite_and_missing_logits_have_a_defined_choice() {
     let inf = f32::INFINITY;
-    let of = |logits: &[f32], temperature| choose(logits, &row(SampleParams { temperature, top_p: 0.9, min_p: 0.1, ..params() }), &[]);
+    let of =
+        |logits: &[f32], temperature| choose(logits, &row(SampleParams { temperature, top_p: 0.9, min_p: 0.1, ..params() }), &[]);
     for temperature in [0.0, 1.0] {
         assert_eq!(of(&[0.0, inf, 3.0], temperature).id, 1);
         assert_eq!(of(&[-inf, -inf, -inf], temperature).id, 0);
