@@ -36,6 +36,9 @@ struct Times {
     outputs: u64,
 }
 
+/// Output tokens per choice from which on an answer tells its worker's pace.
+const PACE_TOKENS_MIN: f64 = 8.0;
+
 // === impl Attempt ===
 
 impl Attempt {
@@ -127,15 +130,16 @@ impl Attempt {
         self.times.first_output = Some(now);
         self.lease.first_output();
         let observed = now.duration_since(self.times.sent).as_secs_f64();
-        let predicted = self.pick.terms.ttft_s();
+        let Pick { terms, factors, .. } = &self.pick;
+        let predicted = (terms.wait_s + terms.prefill_s) / factors.ttft + terms.restore_s;
         self.pick.worker.live.learn(|learned| learned.observe_ttft(predicted, observed));
     }
 
     fn learn_pace(&mut self) {
         let per_choice = self.times.outputs as f64 / f64::from(self.work.choices.max(1));
-        let Some(first) = self.times.first_output.filter(|_| per_choice > 1.0 && self.work.output_tokens > 0.0) else { return };
+        let Some(first) = self.times.first_output.filter(|_| per_choice >= PACE_TOKENS_MIN) else { return };
         let observed = first.elapsed().as_secs_f64() / (per_choice - 1.0);
-        let predicted = self.pick.terms.decode_s / self.work.output_tokens;
+        let predicted = self.pick.terms.decode_s / self.pick.factors.itl / self.work.output_tokens;
         self.pick.worker.live.learn(|learned| learned.observe_itl(predicted, observed));
     }
 

@@ -6,6 +6,8 @@
 //! Invariants
 //! 1. The terms of [`Terms`] sum to its score, and each is finite and not negative.
 //! 2. More credit never costs more; more waiting work never costs less.
+//! 3. Workers that differ by less than measurement noise ([`DEVIATION_LOG_MIN`]) cost the same, so that rendezvous rank decides between them and
+//!    every router decides alike.
 //!
 //! Costs: tens of nanoseconds, no allocation.
 
@@ -36,6 +38,28 @@ pub struct OwnLoad {
     pub blocks: u64,
 }
 
+/// What is known of a worker's load: its last report, and the router's own part in it then and now.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The last report.
+    pub load: &'a WorkerLoad,
+    /// Seconds since it was measured.
+    pub age_s: f64,
+    /// The router's own requests there when the report came.
+    pub own_then: OwnLoad,
+    /// The router's own requests there now.
+    pub own_now: OwnLoad,
+}
+
+/// Corrections of a worker's predicted times.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Factors {
+    /// Of waiting and prefill.
+    pub ttft: f64,
+    /// Of time per output token.
+    pub itl: f64,
+}
+
 /// The terms of a cost, in seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Terms {
@@ -49,14 +73,14 @@ pub struct Terms {
     pub decode_s: f64,
 }
 
-/// What the router learned about one life of a worker: how much slower (or faster) than predicted it is.
+/// What the router learned: how much slower (or faster) than predicted a worker, or all workers of a model, are.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Learned {
     ttft: Factor,
     itl: Factor,
 }
 
-/// A running mean of log(observed ÷ predicted).
+/// A running mean of log(observed ÷ predicted); it stays within ± [`FACTOR_LOG_MAX`].
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Factor {
     log: f64,
@@ -74,6 +98,10 @@ pub const RESTORE_DISK_S: f64 = 80e-6;
 
 /// Weight of the newest observation once enough have been seen; older ones fade within about ten requests.
 const LEARN_RATE_MIN: f64 = 0.1;
+/// Differences between a worker and its peers below a factor of about 1.5 are taken for noise; of larger ones the excess counts.
+pub const DEVIATION_LOG_MIN: f64 = 0.4;
+/// Predicted seconds below which a first output says more of the network than of the worker.
+const TTFT_MIN_S: f64 = 0.005;
 /// Largest correction either way; beyond it an observation is an outlier (a paused process, a clock step).
 const FACTOR_LOG_MAX: f64 = 3.5;
 
@@ -99,15 +127,21 @@ impl Terms {
 // === impl Learned ===
 
 impl Learned {
-    /// A first output came `observed_s` after sending, where `predicted_s` was expected.
+    /// A first output came `observed_s` after sending, where `predicted_s` was expected without correction.
     pub fn observe_ttft(&mut self, predicted_s: f64, observed_s: f64) {
-        // The correction is already in the prediction: what is left of it is news.
-        self.ttft.observe(predicted_s, observed_s);
+        if predicted_s >= TTFT_MIN_S {
+            self.ttft.observe(predicted_s, observed_s);
+        }
     }
 
-    /// Output tokens came `observed_s` apart on average, where `predicted_s` was expected.
+    /// Output tokens came `observed_s` apart on average, where `predicted_s` was expected without correction.
     pub fn observe_itl(&mut self, predicted_s: f64, observed_s: f64) {
         self.itl.observe(predicted_s, observed_s);
+    }
+
+    /// The corrections for a worker that learned this, among peers that learned `peers` together.
+    pub fn factors(&self, peers: &Self) -> Factors {
+        Factors { ttft: self.ttft.among(peers.ttft), itl: self.itl.among(peers.itl) }
     }
 }
 
@@ -119,11 +153,22 @@ impl Factor {
         self.samples = self.samples.saturating_add(1);
         let rate = (1.0 / f64::from(self.samples)).max(LEARN_RATE_MIN);
         let error = (observed_s / predicted_s).ln().clamp(-FACTOR_LOG_MAX, FACTOR_LOG_MAX);
-        self.log = (self.log + rate * error).clamp(-FACTOR_LOG_MAX, FACTOR_LOG_MAX);
+        self.log += rate * (error - self.log);
     }
 
-    fn get(self) -> f64 {
-        self.log.exp()
+    /// That of the peers, moved by what goes beyond noise.
+    fn among(self, peers: Self) -> f64 {
+        let deviation = if self.samples == 0 { 0.0 } else { self.log - peers.log };
+        let beyond = (deviation.abs() - DEVIATION_LOG_MIN).max(0.0).copysign(deviation);
+        (peers.log + beyond).exp()
+    }
+}
+
+// === impl Factors ===
+
+impl Default for Factors {
+    fn default() -> Self {
+        Self { ttft: 1.0, itl: 1.0 }
     }
 }
 
@@ -141,34 +186,41 @@ pub fn reusable_tokens(work: &Work, credit: &Match) -> [f64; 3] {
 }
 
 /// Predicted cost of `work` on a worker.
-pub fn estimate(work: &Work, credit: &Match, load: &WorkerLoad, own: &OwnLoad, learned: &Learned) -> Terms {
-    let prefill_rate = match f64::from(load.prefill_tokens_per_second) {
-        rate if rate.is_finite() && rate > 0.0 => rate,
-        _ => PREFILL_PRIOR_TOKENS_PER_S,
-    };
-    let ttft_factor = learned.ttft.get();
-    let token_s = ttft_factor / prefill_rate;
+pub fn estimate(work: &Work, credit: &Match, seen: &Seen<'_>, factors: &Factors) -> Terms {
+    let load = seen.load;
+    let rate = prefill_rate(load);
+    let token_s = factors.ttft / rate;
     let [device, host, disk] = reusable_tokens(work, credit);
     let uncached = f64::from(work.prompt_tokens) - device - host - disk;
     // Restoring is worth it only when cheaper than recomputing; the worker decides the same way.
     let restore_s = host * RESTORE_HOST_S.min(token_s) + disk * RESTORE_DISK_S.min(token_s);
-    // The report lags and holds other routers' work, our own count is prompt and partial: the larger is nearer the truth.
-    let queued = load.queued_prefill_tokens.max(own.prefill_tokens) as f64;
-    let running = u64::from(load.running) + u64::from(load.waiting);
-    let tpot_s = tpot_s(load, running.max(own.slots) as f64 + f64::from(work.choices)) * learned.itl.get();
+    // The report lags: others' work in it has been worked on since, and of our own we know better.
+    let others = load.queued_prefill_tokens.saturating_sub(seen.own_then.prefill_tokens) as f64;
+    let queued = (others - seen.age_s.max(0.0) * rate).max(0.0) + seen.own_now.prefill_tokens as f64;
+    let reported = u64::from(load.running) + u64::from(load.waiting);
+    let rows = reported.saturating_sub(seen.own_then.slots) + seen.own_now.slots + u64::from(work.choices);
+    let tpot_s = tpot_s(load, rows as f64) * factors.itl;
     Terms {
-        wait_s: queued * token_s + memory_wait_s(work, uncached, load, own, tpot_s),
+        wait_s: queued * token_s + memory_wait_s(work, uncached, seen, tpot_s),
         prefill_s: uncached * token_s,
         restore_s,
         decode_s: work.output_tokens * tpot_s,
     }
 }
 
+fn prefill_rate(load: &WorkerLoad) -> f64 {
+    match f64::from(load.prefill_tokens_per_second) {
+        rate if rate.is_finite() && rate > 0.0 => rate,
+        _ => PREFILL_PRIOR_TOKENS_PER_S,
+    }
+}
+
 /// Time until enough held blocks come back: the share of them that is missing, times the time in which a sequence ends.
-fn memory_wait_s(work: &Work, uncached: f64, load: &WorkerLoad, own: &OwnLoad, tpot_s: f64) -> f64 {
-    let Some(device) = load.tier(Tier::Device) else { return 0.0 };
+fn memory_wait_s(work: &Work, uncached: f64, seen: &Seen<'_>, tpot_s: f64) -> f64 {
+    let Some(device) = seen.load.tier(Tier::Device) else { return 0.0 };
     let total = f64::from(device.free) + f64::from(device.cached) + f64::from(device.held);
-    let held = f64::from(device.held).max((own.blocks as f64).min(total));
+    let others = u64::from(device.held).saturating_sub(seen.own_then.blocks);
+    let held = ((others + seen.own_now.blocks) as f64).min(total);
     let tokens = uncached + work.output_tokens * f64::from(work.choices);
     let missing = tokens / f64::from(work.block_size.max(1)) - (total - held);
     if missing <= 0.0 || held <= 0.0 {

@@ -21,10 +21,10 @@ use crate::index::{Index, MemberId, Trust};
 use crate::lease::Total;
 use crate::rendezvous::salt_of;
 use crate::texts::Texts;
-use crate::view::{Described, Live, Readiness, View, WorkerView};
+use crate::view::{Described, Live, Peers, Readiness, Reported, View, WorkerView};
 use crate::worker_client::WorkerClient;
 use futures::StreamExt as _;
-use kvasir_core::{Incarnation, WorkerLoad, WorkerUid};
+use kvasir_core::{Incarnation, ModelIdentity, WorkerLoad, WorkerUid};
 use kvasir_door::ServedModel;
 use kvasir_proto::auth::Credentials;
 use kvasir_telemetry::RouterMetrics;
@@ -32,7 +32,7 @@ use link::Link;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, sleep_until};
 
@@ -42,6 +42,7 @@ pub struct Fleet {
     view: watch::Receiver<Arc<View>>,
     index: SharedIndex,
     total: Arc<Total>,
+    questions: mpsc::Sender<Question>,
 }
 
 /// Stops the fleet's tasks when dropped.
@@ -72,6 +73,7 @@ struct Life {
 struct Owner {
     workers: BTreeMap<Endpoint, Worker>,
     lives: HashMap<(WorkerUid, Incarnation), Arc<Live>>,
+    peers: HashMap<ModelIdentity, Arc<Peers>>,
     listed: bool,
     total: Arc<Total>,
     index: SharedIndex,
@@ -80,6 +82,9 @@ struct Owner {
     links: LinkParts,
     next_link: u64,
 }
+
+/// A request for the open attempts by life, also of workers that have left.
+type Question = oneshot::Sender<Vec<(WorkerUid, Incarnation, u64)>>;
 
 /// What every link shares.
 #[derive(Clone)]
@@ -101,6 +106,8 @@ struct Worker {
 const PUBLISH_EVERY: Duration = Duration::from_millis(5);
 /// Reports on their way to the owner; a full channel slows the links down, not the owner.
 const REPORTS_MAX: usize = 1_024;
+/// Questions on their way to the owner.
+const QUESTIONS_MAX: usize = 16;
 /// Lives without registration that are remembered before idle ones are forgotten.
 const LIVES_SLACK: usize = 64;
 
@@ -117,6 +124,7 @@ impl Fleet {
         let owner = Owner {
             workers: BTreeMap::new(),
             lives: HashMap::new(),
+            peers: HashMap::new(),
             listed: false,
             total: Arc::clone(&total),
             index: index.clone(),
@@ -125,8 +133,9 @@ impl Fleet {
             links,
             next_link: 0,
         };
-        let task = tokio::spawn(owner.run(discover, inbox, publish));
-        (Self { view, index, total }, FleetTask(task))
+        let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
+        let task = tokio::spawn(owner.run(discover, inbox, asked, publish));
+        (Self { view, index, total, questions }, FleetTask(task))
     }
 
     /// The newest view.
@@ -147,6 +156,15 @@ impl Fleet {
     /// In-flight counts of the whole router.
     pub fn total(&self) -> &Total {
         &self.total
+    }
+
+    /// Open attempts by life of a worker, those that have left included; lives without any are left out.
+    pub async fn in_flight(&self) -> Vec<(WorkerUid, Incarnation, u64)> {
+        let (answer, answered) = oneshot::channel();
+        if self.questions.send(answer).await.is_err() {
+            return Vec::new();
+        }
+        answered.await.unwrap_or_default()
     }
 
     /// Waits until `wanted` holds of a view.
@@ -185,7 +203,13 @@ impl SharedIndex {
 // === impl Owner ===
 
 impl Owner {
-    async fn run(mut self, discover: Box<dyn Discover>, mut inbox: mpsc::Receiver<(Endpoint, u64, Report)>, publish: watch::Sender<Arc<View>>) {
+    async fn run(
+        mut self,
+        discover: Box<dyn Discover>,
+        mut inbox: mpsc::Receiver<(Endpoint, u64, Report)>,
+        mut asked: mpsc::Receiver<Question>,
+        publish: watch::Sender<Arc<View>>,
+    ) {
         let mut changes = discover.changes();
         let mut ended = false;
         let mut batch = Vec::new();
@@ -197,6 +221,11 @@ impl Owner {
                     None => ended = true,
                 },
                 _received = inbox.recv_many(&mut batch, REPORTS_MAX) => {}
+                Some(question) = asked.recv() => {
+                    // A caller that is gone needs no answer.
+                    let _gone = question.send(self.in_flight());
+                    continue;
+                }
             }
             // What arrives within a moment goes into one view.
             tokio::select! {
@@ -236,7 +265,7 @@ impl Owner {
         let link = Link::new(endpoint.clone(), number, self.links.clone(), self.reports.clone());
         let task = tokio::spawn(link.run()).abort_handle();
         let uid = WorkerUid(endpoint.uri().into());
-        let view = WorkerView::unknown(uid, endpoint.uri().to_owned(), Arc::new(Live::new(Arc::clone(&self.total))));
+        let view = WorkerView::unknown(uid, endpoint.uri().to_owned(), Arc::new(Live::new(Arc::clone(&self.total), Arc::default())));
         self.workers.insert(endpoint, Worker { view, models: Vec::new(), link: number, task });
     }
 
@@ -247,12 +276,15 @@ impl Owner {
             Report::Load(load, measured) => {
                 let same_life = worker.view.described.as_ref().is_some_and(|described| described.incarnation == load.incarnation);
                 if same_life {
-                    worker.view.load = Some((load, measured));
+                    worker.view.load = Some(Reported { load, measured, own: worker.view.live.gauge.own_load() });
                 }
             }
             Report::Described { life, models, client } => {
                 let live = self.lives.entry((life.uid.clone(), life.incarnation));
-                let live = live.or_insert_with(|| Arc::new(Live::new(Arc::clone(&self.total))));
+                let live = live.or_insert_with(|| {
+                    let peers = models.first().map(|model| Arc::clone(self.peers.entry(model.identity).or_default())).unwrap_or_default();
+                    Arc::new(Live::new(Arc::clone(&self.total), peers))
+                });
                 let names = models.iter().map(|model| (model.name.clone(), model.identity)).collect();
                 let described = Described { incarnation: life.incarnation, member: life.member, models: names, block_size: life.block_size };
                 let new_life = worker.view.described.as_ref().is_none_or(|known| known.incarnation != life.incarnation);
@@ -272,12 +304,20 @@ impl Owner {
         }
     }
 
+    fn in_flight(&self) -> Vec<(WorkerUid, Incarnation, u64)> {
+        let open = self.lives.iter().map(|((uid, incarnation), live)| (uid.clone(), *incarnation, live.gauge.read().attempts));
+        let mut open: Vec<_> = open.filter(|(.., attempts)| *attempts > 0).collect();
+        open.sort();
+        open
+    }
+
     /// Lives that no worker has now are kept while they have requests in flight, so that their counts go on.
     fn forget_idle_lives(&mut self) {
         if self.lives.len() <= self.workers.len() + LIVES_SLACK {
             return;
         }
         let current: Vec<Arc<Live>> = self.workers.values().map(|worker| Arc::clone(&worker.view.live)).collect();
+        self.peers.retain(|_, peers| Arc::strong_count(peers) > 1);
         self.lives.retain(|_, live| live.gauge.read().attempts > 0 || current.iter().any(|other| Arc::ptr_eq(live, other)));
     }
 

@@ -6,7 +6,9 @@
 //! - *pick*: the pure decision where a request goes ([`pick::pick`]).
 //! - *attempt*: one try on one worker, under one *lease*.
 
+pub mod admin;
 pub mod admit;
+pub mod args;
 mod attempt;
 pub mod breaker;
 pub mod cost;
@@ -14,15 +16,20 @@ pub mod discover;
 pub mod fleet;
 pub mod index;
 pub mod lease;
+pub mod mock;
 pub mod pick;
 pub mod rendezvous;
 pub mod retry;
 mod serve;
+mod secrets;
 mod settings;
+mod start;
 mod texts;
 pub mod view;
 pub mod worker_client;
 
 pub use serve::RouterServe;
+pub use secrets::{Secrets, TenantSource};
 pub use settings::RouterSettings;
+pub use start::{RouterRuntime, StartError, StartSettings};
 pub use view::View;

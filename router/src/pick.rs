@@ -11,7 +11,7 @@
 //!
 //! Costs: O(workers of the identity) for the order (a nanosecond each), then a bounded number of candidates.
 
-use crate::cost::{Terms, Work, estimate, reusable_tokens};
+use crate::cost::{Factors, Seen, Terms, Work, estimate, reusable_tokens};
 use crate::index::{Index, Match, MemberId};
 use crate::lease::Claim;
 use crate::rendezvous;
@@ -68,6 +68,8 @@ pub struct Pick {
     pub branch: Branch,
     /// Its cost.
     pub terms: Terms,
+    /// The corrections in it.
+    pub factors: Factors,
     /// Workers that were compared.
     pub candidates: usize,
     /// Prompt tokens expected to be reused there.
@@ -82,6 +84,7 @@ struct Candidate<'a> {
     rank: u64,
     credit: Match,
     terms: Terms,
+    factors: Factors,
 }
 
 /// Time source of one decision: the clock for load ages, and the same moment as the index counts time.
@@ -184,7 +187,14 @@ pub fn pick(
         Some(_) => Branch::Spill,
     };
     let cached: f64 = reusable_tokens(&placement.work, &best.credit).iter().sum();
-    Ok(Pick { worker: Arc::clone(best.worker), branch, terms: best.terms, candidates: count, predicted_cached_tokens: cached as u32 })
+    Ok(Pick {
+        worker: Arc::clone(best.worker),
+        branch,
+        terms: best.terms,
+        factors: best.factors,
+        candidates: count,
+        predicted_cached_tokens: cached as u32,
+    })
 }
 
 /// The first `count` of the pool in rendezvous order, less those that may not be used now.
@@ -198,7 +208,7 @@ fn usable<'a>(view: &'a View, pool: &[(usize, u64)], affinity: u64, count: usize
 
 /// Whether an attempt may be made on a ready worker: fresh load, closed gate, not tried.
 fn may_use(worker: &WorkerView, placement: &Placement<'_>, at: Moment) -> bool {
-    worker.fresh_load(at.now).is_some_and(|load| !load.draining)
+    worker.fresh_load(at.now).is_some_and(|report| !report.load.draining)
         && worker.live.breaker.allows(at.now)
         && !placement.tried.contains(&worker.uid)
 }
@@ -210,11 +220,14 @@ fn candidate<'a>(
     placement: &Placement<'_>,
     at: Moment,
 ) -> Option<Candidate<'a>> {
-    let load = worker.fresh_load(at.now)?;
+    let report = worker.fresh_load(at.now)?;
     let member = worker.described.as_ref()?.member;
     let credit = credits.get(&member).copied().unwrap_or_default();
-    let terms = estimate(&placement.work, &credit, load, &worker.live.gauge.own_load(), &worker.live.learned());
-    Some(Candidate { worker, rank: rendezvous::rank(worker.salt, affinity), credit, terms })
+    let age_s = at.now.saturating_duration_since(report.measured).as_secs_f64();
+    let seen = Seen { load: &report.load, age_s, own_then: report.own, own_now: worker.live.gauge.own_load() };
+    let factors = worker.live.factors();
+    let terms = estimate(&placement.work, &credit, &seen, &factors);
+    Some(Candidate { worker, rank: rendezvous::rank(worker.salt, affinity), credit, terms, factors })
 }
 
 /// Takes more workers of the order in, twice as many each time, while the best so far makes the request wait longer than its whole prompt

@@ -30,7 +30,7 @@ use kvasir_core::{BlockKey, CacheMode, Error, KeyChain, Reason, Request, WorkerU
 use kvasir_door::{Catalog, ChunkStream, Prepared, Serve};
 use kvasir_telemetry::{RouterMetrics, Tracer};
 use run::Run;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::time::Instant;
 
@@ -48,6 +48,7 @@ struct Inner {
     tracer: Tracer,
     draws: AtomicU64,
     draw_seed: u64,
+    draining: AtomicBool,
 }
 
 /// How long answers are, learned: a running mean of output tokens per choice.
@@ -69,6 +70,7 @@ impl RouterServe {
             budget: Budget::new(Instant::now()),
             outputs: Outputs(Mutex::new(OUTPUT_PRIOR_TOKENS)),
             draws: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
             // Only spreads prompts that have no key; predictable is harmless.
             draw_seed: getrandom::u64().unwrap_or(0),
             fleet,
@@ -82,6 +84,11 @@ impl RouterServe {
     /// The admission gate, for shutdown and figures.
     pub fn admission(&self) -> &Admission {
         &self.0.admission
+    }
+
+    /// Says "not ready" from now on, and goes on serving.
+    pub fn begin_drain(&self) {
+        self.0.draining.store(true, Ordering::Relaxed);
     }
 
     /// The fleet.
@@ -111,6 +118,9 @@ impl Serve for RouterServe {
     }
 
     fn ready(&self) -> Result<(), Error> {
+        if self.0.draining.load(Ordering::Relaxed) {
+            return Err(Error::new(Reason::Draining, "the router is shutting down"));
+        }
         let view = self.0.fleet.view();
         if !view.complete {
             let unprobed = view.workers().iter().filter(|worker| worker.readiness == Readiness::Unprobed).count();

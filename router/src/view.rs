@@ -4,7 +4,7 @@
 //! doors (catalog, readiness) and the admin service. A snapshot is never changed; [`Live`] is shared by all snapshots of one life.
 
 use crate::breaker::Breaker;
-use crate::cost::Learned;
+use crate::cost::{Factors, Learned, OwnLoad};
 use crate::index::MemberId;
 use crate::lease::{Gauge, Total};
 use crate::rendezvous::salt_of;
@@ -42,10 +42,21 @@ pub struct WorkerView {
     pub readiness: Readiness,
     /// What it told of itself; absent until it answered once.
     pub described: Option<Described>,
-    /// Its last load report and when it was measured.
-    pub load: Option<(WorkerLoad, Instant)>,
+    /// Its last load report.
+    pub load: Option<Reported>,
     /// Counters of this life, shared by all snapshots.
     pub live: Arc<Live>,
+}
+
+/// A load report as it arrived.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Reported {
+    /// The report.
+    pub load: WorkerLoad,
+    /// When the worker measured it.
+    pub measured: Instant,
+    /// The router's own requests there when it arrived.
+    pub own: OwnLoad,
 }
 
 /// What is fixed for one life of a worker.
@@ -84,24 +95,31 @@ pub struct Live {
     /// Gate for transport failures.
     pub breaker: Breaker,
     learned: Mutex<Learned>,
+    peers: Arc<Peers>,
 }
+
+/// What was learned from all workers of one model together.
+#[derive(Debug, Default)]
+pub struct Peers(Mutex<Learned>);
 
 // === impl Live ===
 
 impl Live {
-    /// Fresh state whose leases also count in `total`.
-    pub fn new(total: Arc<Total>) -> Self {
-        Self { gauge: Arc::new(Gauge::new(total)), breaker: Breaker::default(), learned: Mutex::default() }
+    /// Fresh state whose leases also count in `total` and whose observations also count among `peers`.
+    pub fn new(total: Arc<Total>, peers: Arc<Peers>) -> Self {
+        Self { gauge: Arc::new(Gauge::new(total)), breaker: Breaker::default(), learned: Mutex::default(), peers }
     }
 
-    /// The learned coefficients now.
-    pub fn learned(&self) -> Learned {
-        *self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The corrections to apply now.
+    pub fn factors(&self) -> Factors {
+        let peers = *self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner).factors(&peers)
     }
 
-    /// Changes the learned coefficients.
-    pub fn learn(&self, change: impl FnOnce(&mut Learned)) {
-        change(&mut self.learned.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Notes an observation, for this worker and among its peers.
+    pub fn learn(&self, observe: impl Fn(&mut Learned)) {
+        observe(&mut self.learned.lock().unwrap_or_else(PoisonError::into_inner));
+        observe(&mut self.peers.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -120,9 +138,8 @@ impl WorkerView {
     }
 
     /// The last load report, unless it is too old to be a signal.
-    pub fn fresh_load(&self, now: Instant) -> Option<&WorkerLoad> {
-        let (load, measured) = self.load.as_ref()?;
-        (now.saturating_duration_since(*measured) <= WorkerLoad::AGE_MAX).then_some(load)
+    pub fn fresh_load(&self, now: Instant) -> Option<&Reported> {
+        self.load.as_ref().filter(|report| now.saturating_duration_since(report.measured) <= WorkerLoad::AGE_MAX)
     }
 }
 

@@ -21,8 +21,12 @@ fn load() -> WorkerLoad {
 const WORK: Work = Work { prompt_tokens: 1_000, output_tokens: 100.0, choices: 1, block_size: 16 };
 const COLD: Match = Match { blocks: [0; 3], confidence: 1.0 };
 
+fn seen(load: &WorkerLoad) -> Seen<'_> {
+    Seen { load, age_s: 0.0, own_then: OwnLoad::default(), own_now: OwnLoad::default() }
+}
+
 fn cost(load: &WorkerLoad, credit: Match) -> Terms {
-    estimate(&WORK, &credit, load, &OwnLoad::default(), &Learned::default())
+    estimate(&WORK, &credit, &seen(load), &Factors::default())
 }
 
 #[test]
@@ -51,12 +55,24 @@ fn a_pool_without_room_costs_the_time_in_which_sequences_end() {
 }
 
 #[test]
-fn own_requests_count_before_the_worker_reports_them() {
+fn own_requests_count_before_the_worker_reports_them_and_never_twice() {
     let own = OwnLoad { slots: 4, prefill_tokens: 3_000, blocks: 0 };
-    let terms = estimate(&WORK, &COLD, &load(), &own, &Learned::default());
-    assert!((terms.wait_s - 3.0).abs() < 1e-9);
+    let terms = |load: &WorkerLoad, own_then: OwnLoad, own_now: OwnLoad| {
+        estimate(&WORK, &COLD, &Seen { load, age_s: 0.0, own_then, own_now }, &Factors::default())
+    };
+    let idle = OwnLoad::default();
+    assert!((terms(&load(), idle, own).wait_s - 3.0).abs() < 1e-9, "sent since the report");
     let reported = WorkerLoad { queued_prefill_tokens: 3_000, running: 4, ..load() };
-    assert_eq!(estimate(&WORK, &COLD, &reported, &own, &Learned::default()).wait_s, terms.wait_s, "nothing counts twice");
+    assert!((terms(&reported, own, own).wait_s - 3.0).abs() < 1e-9, "sent and reported");
+    assert_eq!(terms(&reported, own, idle).wait_s, 0.0, "done since the report");
+    assert!((terms(&reported, idle, own).wait_s - 6.0).abs() < 1e-9, "others' and ours");
+}
+
+#[test]
+fn others_queue_is_worked_on_while_the_report_ages() {
+    let reported = WorkerLoad { queued_prefill_tokens: 3_000, ..load() };
+    let aged = |age_s| estimate(&WORK, &COLD, &Seen { age_s, ..seen(&reported) }, &Factors::default()).wait_s;
+    assert!((aged(0.0) - 3.0).abs() < 1e-9 && (aged(1.0) - 2.0).abs() < 1e-9 && aged(5.0) == 0.0);
 }
 
 #[test]
@@ -71,14 +87,28 @@ fn decode_slows_down_along_the_measured_curve() {
 #[test]
 fn coefficients_converge_to_the_observed_times() {
     let mut learned = Learned::default();
+    let raw = cost(&load(), COLD);
     for _ in 0..60 {
-        let terms = estimate(&WORK, &COLD, &load(), &OwnLoad::default(), &learned);
-        learned.observe_ttft(terms.ttft_s(), 4.0);
-        learned.observe_itl(terms.decode_s / WORK.output_tokens, 0.005);
+        learned.observe_ttft(raw.ttft_s(), 4.0);
+        learned.observe_itl(raw.decode_s / WORK.output_tokens, 0.005);
     }
-    let terms = estimate(&WORK, &COLD, &load(), &OwnLoad::default(), &learned);
+    let terms = estimate(&WORK, &COLD, &seen(&load()), &learned.factors(&learned));
     assert!((terms.prefill_s - 4.0).abs() < 0.04, "{terms:?}");
     assert!((terms.decode_s - 0.5).abs() < 0.005, "{terms:?}");
+}
+
+#[test]
+fn noise_between_peers_costs_nothing_and_a_slow_worker_costs_more() {
+    let of = |seconds: f64| {
+        let mut learned = Learned::default();
+        (0..20).for_each(|_| learned.observe_ttft(1.0, seconds));
+        learned
+    };
+    let peers = of(2.0);
+    assert_eq!(of(2.3).factors(&peers), of(1.8).factors(&peers), "fifteen per cent is noise");
+    assert_eq!(Learned::default().factors(&peers), peers.factors(&peers), "a new worker is taken for one like its peers");
+    assert!(of(8.0).factors(&peers).ttft > 2.0 * peers.factors(&peers).ttft);
+    assert!(of(0.5).factors(&peers).ttft < 0.5 * peers.factors(&peers).ttft);
 }
 
 proptest! {
@@ -97,17 +127,20 @@ proptest! {
         };
         let mut learned = Learned::default();
         observed.into_iter().for_each(|seconds| { learned.observe_ttft(1.0, seconds); learned.observe_itl(seconds, 1.0); });
-        let own = OwnLoad { slots: own.0, prefill_tokens: own.1, blocks: own.2 };
+        let own_now = OwnLoad { slots: own.0, prefill_tokens: own.1, blocks: own.2 };
+        let own_then = OwnLoad { slots: own.2, prefill_tokens: own.0, blocks: own.1 };
+        let of = |load| Seen { load, age_s: f64::from(running) / 1_000.0, own_then, own_now };
+        let factors = learned.factors(&Learned::default());
         let work = Work { prompt_tokens, ..WORK };
-        let terms = estimate(&work, &Match { blocks, confidence }, &load, &own, &learned);
+        let terms = estimate(&work, &Match { blocks, confidence }, &of(&load), &factors);
         let named = terms.named();
         prop_assert!(named.iter().all(|(_, seconds)| seconds.is_finite() && *seconds >= 0.0), "{:?}", terms);
         prop_assert_eq!(named.iter().map(|(_, seconds)| seconds).sum::<f64>(), terms.score_s());
 
-        let colder = estimate(&work, &Match { blocks: [blocks[0] / 2, 0, 0], confidence }, &load, &own, &learned);
+        let colder = estimate(&work, &Match { blocks: [blocks[0] / 2, 0, 0], confidence }, &of(&load), &factors);
         prop_assert!(terms.score_s() <= colder.score_s() * (1.0 + 1e-9), "more credit cost more");
         let busier = WorkerLoad { queued_prefill_tokens: queued + 1_000, waiting: waiting + 1, ..load.clone() };
-        let later = estimate(&work, &Match { blocks, confidence }, &busier, &own, &learned);
+        let later = estimate(&work, &Match { blocks, confidence }, &of(&busier), &factors);
         prop_assert!(later.wait_s >= terms.wait_s);
     }
 }

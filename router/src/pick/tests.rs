@@ -1,7 +1,8 @@
 use super::*;
 use crate::breaker::Signal;
 use crate::lease::Total;
-use crate::view::{Described, Live, Readiness};
+use crate::cost::OwnLoad;
+use crate::view::{Described, Live, Readiness, Reported};
 use kvasir_core::{
     CacheEvent, CostPoint, Digest, EventBatch, Incarnation, PoolSecret, Prefix, ReuseDomain, TenantTag, Tier, TierLoad, WorkerLoad, block_keys,
 };
@@ -27,13 +28,13 @@ impl Fleet {
 
     fn add(&mut self, name: &str) {
         let uid = WorkerUid(name.into());
-        let mut worker = WorkerView::unknown(uid, format!("http://{name}"), Arc::new(Live::new(Arc::new(Total::default()))));
+        let mut worker = WorkerView::unknown(uid, format!("http://{name}"), Arc::new(Live::new(Arc::new(Total::default()), Arc::default())));
         let incarnation = Incarnation([1; 8]);
         let member = self.index.attach(worker.salt, incarnation);
         let models = Arc::from([("m".to_owned(), identity(1))]);
         worker.described = Some(Described { incarnation, member, models, block_size: BLOCK });
         worker.readiness = Readiness::Ready;
-        worker.load = Some((load(), self.now));
+        worker.load = Some(reported(self.now));
         self.workers.push(worker);
     }
 
@@ -84,6 +85,10 @@ fn load() -> WorkerLoad {
     }
 }
 
+fn reported(now: Instant) -> Reported {
+    Reported { load: load(), measured: now, own: OwnLoad::default() }
+}
+
 fn keys(domain: u64, blocks: u32) -> Vec<BlockKey> {
     let secret = PoolSecret::new(b"a secret of more than sixteen bytes").unwrap();
     let domain = ReuseDomain::derive(&secret, &format!("tenant-{domain}"), 0, None);
@@ -110,9 +115,9 @@ fn a_busy_holder_loses_when_waiting_costs_more_than_computing() {
     let keys = keys(1, 64);
     fleet.caches(0, &keys);
     assert_eq!(fleet.at(&fleet.pick(&keys)), 0);
-    fleet.workers[0].load.as_mut().unwrap().0.queued_prefill_tokens = 500;
+    fleet.workers[0].load.as_mut().unwrap().load.queued_prefill_tokens = 500;
     assert_eq!(fleet.at(&fleet.pick(&keys)), 0, "half a second of waiting is less than a second of prefill");
-    fleet.workers[0].load.as_mut().unwrap().0.queued_prefill_tokens = 2_000;
+    fleet.workers[0].load.as_mut().unwrap().load.queued_prefill_tokens = 2_000;
     let pick = fleet.pick(&keys);
     assert_ne!(fleet.at(&pick), 0);
     assert_eq!(pick.branch, Branch::Spill);
@@ -127,7 +132,7 @@ fn a_hot_prefix_walks_on_along_the_order_when_its_candidates_are_busy() {
         let pick = fleet.pick(&keys);
         let at = fleet.at(&pick);
         used.insert(at);
-        fleet.workers[at].load.as_mut().unwrap().0.queued_prefill_tokens += 3_000;
+        fleet.workers[at].load.as_mut().unwrap().load.queued_prefill_tokens += 3_000;
     }
     assert_eq!(used.len(), 20, "each request found an idle worker");
 }
@@ -149,14 +154,14 @@ fn unusable_workers_are_left_out_each_for_its_own_reason() {
         assert_eq!((error.reason, error.retry_after.is_some()), (Reason::NoWorker, true), "{error}");
     }
     fleet.workers[0].readiness = Readiness::Ready;
-    fleet.workers[0].load.as_mut().unwrap().0.draining = true;
+    fleet.workers[0].load.as_mut().unwrap().load.draining = true;
     assert_eq!(refused(&fleet).reason, Reason::NoWorker);
-    fleet.workers[0].load = Some((load(), fleet.now));
+    fleet.workers[0].load = Some(reported(fleet.now));
     fleet.now += WorkerLoad::AGE_MAX + Duration::from_millis(1);
     assert_eq!(refused(&fleet).reason, Reason::NoWorker, "a stale load is no signal");
     fleet.workers[0].load = None;
     assert_eq!(refused(&fleet).reason, Reason::NoWorker);
-    fleet.workers[0].load = Some((load(), fleet.now));
+    fleet.workers[0].load = Some(reported(fleet.now));
     assert!(fleet.try_pick(&keys, &[]).is_ok());
     let uid = fleet.workers[0].uid.clone();
     assert_eq!(fleet.try_pick(&keys, &[uid]).unwrap_err().reason, Reason::NoWorker);
@@ -234,7 +239,7 @@ fn equal_prompts_of_two_tenants_share_a_worker_no_more_often_than_chance() {
 fn the_receipt_sums_to_the_score_and_the_least_cost_won() {
     let mut fleet = Fleet::of(6);
     for (number, worker) in fleet.workers.iter_mut().enumerate() {
-        let load = &mut worker.load.as_mut().unwrap().0;
+        let load = &mut worker.load.as_mut().unwrap().load;
         load.queued_prefill_tokens = 100 * number as u64;
         load.running = (number as u32 * 5) % 7;
     }

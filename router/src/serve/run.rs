@@ -118,8 +118,9 @@ impl Run {
             };
             match opened {
                 Ok(attempt) => {
+                    // What follows the sending is the attempt's own time.
+                    self.states.add(State::Route, self.routing_since.elapsed().saturating_sub(attempt.elapsed()));
                     self.attempt = Some(attempt);
-                    self.states.add(State::Route, self.routing_since.elapsed());
                     return Ok(());
                 }
                 Err(CallError { error, .. }) => {

@@ -1,0 +1,251 @@
+//! Assembling a router: fleet, doors, admin and metrics on their ports, from settings. Used by the binary and by fleets in one process.
+//!
+//! Owns the order of start and end. Refuses to read flags and files.
+//!
+//! Order of an end: `/readyz` says draining → [`StartSettings::settle`] passes, so that load balancers notice → waiting requests are handed back →
+//! running ones finish, at most for the server's grace → ports close.
+
+use crate::admin::Admin;
+use crate::discover::{Discover, Endpoint, Fixed};
+use crate::fleet::{Fleet, FleetTask};
+use crate::secrets::{Secrets, TenantSource};
+use crate::serve::RouterServe;
+use crate::settings::RouterSettings;
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse as _;
+use axum::routing::get;
+use kvasir_core::{PoolSecret, Reason};
+use kvasir_door::{Door, DoorSettings, Serve as _, ServerSettings, TenantFileError};
+use kvasir_proto::FILE_DESCRIPTOR_SET;
+use kvasir_proto::auth::{Access, Guard};
+use kvasir_proto::router::router_admin_server::RouterAdminServer;
+use kvasir_telemetry::{DoorMetrics, Registry, RouterMetrics, Tracer};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::service::interceptor::InterceptedService;
+
+/// Everything that a router is made of.
+pub struct StartSettings {
+    /// Placement, admission, attempts, and what is shown to workers.
+    pub router: RouterSettings,
+    /// Limits of the doors.
+    pub door: DoorSettings,
+    /// Limits of the servers.
+    pub server: ServerSettings,
+    /// Workers of a fixed list.
+    pub workers: Vec<Endpoint>,
+    /// Where OpenAI clients come in; gRPC clients too when `grpc` is absent. Port 0 takes a free one.
+    pub http: SocketAddr,
+    /// Where gRPC clients come in.
+    pub grpc: Option<SocketAddr>,
+    /// Where the admin service listens, and who may call it.
+    pub admin: Option<(SocketAddr, Access)>,
+    /// Where metrics and probes are served without a key, beside the HTTP door.
+    pub metrics: Option<SocketAddr>,
+    /// The secret that domains are derived from, and others that are loaded for a rotation.
+    pub pool_secrets: (PoolSecret, Vec<PoolSecret>),
+    /// Who may call.
+    pub tenants: TenantSource,
+    /// Exports request spans.
+    pub tracer: Tracer,
+    /// Registries of other components of the process that `/metrics` shows too.
+    pub registries: Vec<Registry>,
+    /// Time between "not ready" and the end of service at shutdown.
+    pub settle: Duration,
+}
+
+/// Why a router could not start or ended badly.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The tenants file.
+    #[error(transparent)]
+    Tenants(#[from] TenantFileError),
+    /// A port is not to be had.
+    #[error("the {port} port cannot listen on {address}: {source}; choose another address")]
+    Listen {
+        /// Which.
+        port: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The reflection service refused the descriptors.
+    #[error("reflection cannot be served: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// A server ended while it should run.
+    #[error("a server ended: {0}")]
+    Ended(String),
+}
+
+/// A running router.
+pub struct RouterRuntime {
+    /// Bound address of the HTTP door.
+    pub http: SocketAddr,
+    /// Bound address of the gRPC door; the HTTP door's when they share one.
+    pub grpc: SocketAddr,
+    /// Bound address of the admin service.
+    pub admin: Option<SocketAddr>,
+    /// Bound address of the metrics port.
+    pub metrics: Option<SocketAddr>,
+    serve: RouterServe,
+    stop: watch::Sender<bool>,
+    servers: JoinSet<std::io::Result<()>>,
+    settle: Duration,
+    _fleet: FleetTask,
+}
+
+// === impl StartError ===
+
+impl StartError {
+    /// The public word for this failure.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Tenants(_) | Self::Listen { .. } => Reason::InvalidArgument,
+            Self::Reflection(_) | Self::Ended(_) => Reason::Internal,
+        }
+    }
+}
+
+// === impl RouterRuntime ===
+
+impl RouterRuntime {
+    /// Starts a router over a fixed list of workers.
+    pub async fn start(settings: StartSettings) -> Result<Self, StartError> {
+        let discover = Box::new(Fixed::new(settings.workers.clone()));
+        Self::start_with(discover, settings).await
+    }
+
+    /// Starts a router over any source of workers; `settings.workers` is not read.
+    pub async fn start_with(discover: Box<dyn Discover>, settings: StartSettings) -> Result<Self, StartError> {
+        let StartSettings { router, door, server, http, grpc, admin, metrics, pool_secrets, tenants, tracer, registries, settle, workers: _ } = settings;
+        let secrets = Arc::new(Secrets::new(pool_secrets.0, pool_secrets.1, tenants)?);
+        let registry = Registry::with_component("router");
+        let (router_metrics, door_metrics) = (RouterMetrics::new(&registry), DoorMetrics::new(&registry));
+        let (fleet, task) = Fleet::start(discover, router.index_bytes, router.credentials.clone(), router_metrics.clone());
+        let serve = RouterServe::new(fleet.clone(), router, router_metrics, tracer.clone());
+        let registries: Vec<Registry> = std::iter::once(registry).chain(registries).collect();
+        let door = Door::new(Arc::new(serve.clone()), secrets.tenants().clone(), door, door_metrics, registries.clone(), tracer);
+
+        let (stop, _) = watch::channel(false);
+        let mut servers = Servers { tasks: JoinSet::new(), stop: &stop, settings: server };
+        let http_routes = if grpc.is_some() { door.http_router() } else { door.router() };
+        let http = servers.open("http", http, http_routes).await?;
+        let grpc = match grpc {
+            Some(address) => servers.open("grpc", address, door.grpc_router()).await?,
+            None => http,
+        };
+        let admin = match admin {
+            Some((address, access)) => {
+                let service = Admin::new(fleet, serve.admission().clone(), secrets);
+                Some(servers.open("admin", address, admin_routes(service, access).await?).await?)
+            }
+            None => None,
+        };
+        let metrics = match metrics {
+            Some(address) => Some(servers.open("metrics", address, metrics_routes(serve.clone(), registries)).await?),
+            None => None,
+        };
+        let servers = servers.tasks;
+        Ok(Self { http, grpc, admin, metrics, serve, stop, servers, settle, _fleet: task })
+    }
+
+    /// The router behind the doors.
+    pub fn serve(&self) -> &RouterServe {
+        &self.serve
+    }
+
+    /// Waits until `/readyz` would say yes.
+    pub async fn ready(&self) {
+        let serve = &self.serve;
+        serve.fleet().until(|_newest| serve.ready().is_ok()).await;
+    }
+
+    /// Waits for a server that ends although nobody asked it to.
+    pub async fn failed(&mut self) -> StartError {
+        match self.servers.join_next().await {
+            None => StartError::Ended("none is running".to_owned()),
+            Some(Ok(Ok(()))) => StartError::Ended("its listener closed".to_owned()),
+            Some(Ok(Err(error))) => StartError::Ended(error.to_string()),
+            Some(Err(error)) => StartError::Ended(error.to_string()),
+        }
+    }
+
+    /// Ends in the order that the module tells.
+    pub async fn shutdown(mut self) {
+        self.serve.begin_drain();
+        tokio::time::sleep(self.settle).await;
+        self.serve.admission().close();
+        self.stop.send_replace(true);
+        while let Some(ended) = self.servers.join_next().await {
+            if let Err(error) = ended {
+                tracing::warn!(%error, "a server did not end cleanly");
+            }
+        }
+    }
+}
+
+struct Servers<'a> {
+    tasks: JoinSet<std::io::Result<()>>,
+    stop: &'a watch::Sender<bool>,
+    settings: ServerSettings,
+}
+
+impl Servers<'_> {
+    async fn open(&mut self, port: &'static str, address: SocketAddr, routes: Router) -> Result<SocketAddr, StartError> {
+        let listen = |source| StartError::Listen { port, address, source };
+        let listener = TcpListener::bind(address).await.map_err(listen)?;
+        let bound = listener.local_addr().map_err(listen)?;
+        let mut stop = self.stop.subscribe();
+        let settings = self.settings.clone();
+        self.tasks.spawn(async move {
+            let stopped = async move {
+                // An error means that the runtime is gone, which is a stop as well.
+                let _stopped = stop.wait_for(|stop| *stop).await;
+            };
+            kvasir_door::serve(listener, routes, settings, stopped).await
+        });
+        Ok(bound)
+    }
+}
+
+async fn admin_routes(service: Admin, access: Access) -> Result<Router, StartError> {
+    let guard = Guard::new(access);
+    let (health_reporter, health) = tonic_health::server::health_reporter();
+    health_reporter.set_serving::<RouterAdminServer<Admin>>().await;
+    let reflection = || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET);
+    let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
+    let routes = tonic::service::Routes::new(InterceptedService::new(RouterAdminServer::new(service), guard.clone()))
+        .add_service(health)
+        .add_service(InterceptedService::new(v1, guard.clone()))
+        .add_service(InterceptedService::new(v1alpha, guard));
+    Ok(routes.into_axum_router())
+}
+
+fn metrics_routes(serve: RouterServe, registries: Vec<Registry>) -> Router {
+    const END: &str = "# EOF\n";
+    let metrics = move || {
+        let mut text = String::new();
+        for registry in &registries {
+            let part = registry.render();
+            text.push_str(part.strip_suffix(END).unwrap_or(&part));
+        }
+        async move { ([(header::CONTENT_TYPE, Registry::CONTENT_TYPE)], text + END) }
+    };
+    let ready = move || {
+        let answer = match serve.ready() {
+            Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
+            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        };
+        async move { answer.into_response() }
+    };
+    Router::new().route("/metrics", get(metrics)).route("/readyz", get(ready)).route("/healthz", get(|| async { "ok\n" }))
+}
+
+#[cfg(test)]
+mod tests;
