@@ -132,6 +132,7 @@ async fn several_prompts_are_numbered_in_order_and_summed() {
     let whole = complete(&rig, &body).await.json();
     let indexes: Vec<u64> = whole["choices"].as_array().unwrap().iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes, [0, 1, 2, 3]);
+    assert!(whole["choices"].as_array().unwrap().iter().all(|choice| choice["text"] == "hello"), "{whole}");
     assert_eq!((&whole["usage"]["prompt_tokens"], &whole["usage"]["total_tokens"]), (&json!(3), &json!(7)));
     let served: Vec<usize> = rig.serve.seen.lock().unwrap().iter().map(|request| request.prompt.len()).collect();
     assert_eq!(served, [2, 1]);
