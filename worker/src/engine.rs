@@ -47,7 +47,7 @@ use crate::kv::{EventFeed, Pool, PoolSettings};
 use crate::plan::{Plan, SequenceId, StepOutput};
 use crate::scheduler::Rank;
 use handle::Shared;
-use kvasir_core::{BlockKey, Error, Reason, State, Tier, TierLoad, WorkerLoad};
+use kvasir_core::{BlockKey, Error, Reason, SecretEpoch, State, Tier, TierLoad, WorkerLoad};
 use request::{Job, JobId};
 use sequence::Sequence;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -83,6 +83,8 @@ struct Work {
     waiting: BTreeSet<Rank>,
     /// Keys of prompt blocks that a running sequence is computing.
     pending: HashMap<BlockKey, SequenceId>,
+    /// The only secret whose domains may publish, once a rotation named it.
+    active_epoch: Option<SecretEpoch>,
     next_sequence: u64,
 }
 
@@ -212,7 +214,13 @@ impl Engine {
                 }
             }
             Ok(output) => {
-                let text = format!("step {} with {} rows was answered as {} with {}", plan.epoch, plan.rows.len(), output.epoch, output.rows.len());
+                let text = format!(
+                    "step {} with {} rows was answered as {} with {}",
+                    plan.epoch,
+                    plan.rows.len(),
+                    output.epoch,
+                    output.rows.len()
+                );
                 self.fail_rows(plan, &Error::new(Reason::Internal, text));
             }
             Err(error) => self.step_failed(plan, &error),

@@ -134,9 +134,9 @@ impl FakeBackend {
 
     fn slot(&self, blocks: &[BlockId], position: u32) -> Result<usize, BackendError> {
         let size = self.spec.block_size;
-        let block = blocks
-            .get((position / size) as usize)
-            .ok_or_else(|| BackendError::InvalidPlan(format!("position {position} lies beyond a table of {} blocks", blocks.len())))?;
+        let block = blocks.get((position / size) as usize).ok_or_else(|| {
+            BackendError::InvalidPlan(format!("position {position} lies beyond a table of {} blocks", blocks.len()))
+        })?;
         let slot = (*block * size + position % size) as usize;
         if slot < self.slots.len() { Ok(slot) } else { Err(BackendError::InvalidPlan(format!("block {block} does not exist"))) }
     }

@@ -2,10 +2,10 @@
 //!
 //! Order matters: lengths, then tokens and text, then publishing, then forks, then the end of the choice.
 
+use super::Engine;
 use super::accept::{Kept, accept};
 use super::emit::{Said, say};
 use super::request::JobId;
-use super::Engine;
 use crate::kv::Published;
 use crate::plan::{Row, RowOutput, SequenceId};
 use kvasir_core::{Chunk, Error, FinishReason, Reason};
@@ -13,7 +13,8 @@ use kvasir_core::{Chunk, Error, FinishReason, Reason};
 impl Engine {
     /// Judges one row's result and commits what is kept; a result whose sequence is gone or was restarted is dropped.
     pub(super) fn accept_row(&mut self, epoch: u64, row: &Row, output: RowOutput) {
-        let Some(sequence) = self.work.sequences.get_mut(&row.sequence).filter(|sequence| sequence.in_flight == Some(epoch)) else {
+        let Some(sequence) = self.work.sequences.get_mut(&row.sequence).filter(|sequence| sequence.in_flight == Some(epoch))
+        else {
             self.stats.steps.stale_rows += 1;
             return;
         };

@@ -31,7 +31,8 @@ pub(super) fn say(
     bytes: &dyn TokenBytes,
 ) -> Result<Said, Error> {
     let mut said = Said::new(sequence.choice);
-    if sequence.choice == 0 && sequence.output.tokens == 0 && !chosen.is_empty() && job.request.sampling.prompt_logprobs.is_some() {
+    if sequence.choice == 0 && sequence.output.tokens == 0 && !chosen.is_empty() && job.request.sampling.prompt_logprobs.is_some()
+    {
         said.tokens.prompt_logprobs = job.prompt_logprobs();
     }
     for (index, chosen) in chosen.into_iter().enumerate() {

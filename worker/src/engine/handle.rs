@@ -5,9 +5,9 @@
 //!
 //! Costs: `submit` checks in O(prompt); it compiles a grammar, if there is one, on the calling thread (may take long: use a blocking thread).
 
+use super::constraint::{Constraint, ConstraintFactory};
 use super::mailbox::{Mailbox, Message};
 use super::request::{JobId, Submission};
-use super::constraint::{Constraint, ConstraintFactory};
 use super::settings::EngineSettings;
 use super::stats::{EngineStats, Inspection};
 use super::stream::{self, ChunkReceiver};
@@ -154,7 +154,9 @@ impl EngineHandle {
     fn constraints(&self, request: &Request) -> Result<VecDeque<Box<dyn Constraint>>, Error> {
         match (&request.grammar, &self.0.constraints) {
             (None, _) => Ok(VecDeque::new()),
-            (Some(grammar), Some(factory)) => (0..request.sampling.n).map(|_| factory.compile(request.partition(), grammar)).collect(),
+            (Some(grammar), Some(factory)) => {
+                (0..request.sampling.n).map(|_| factory.compile(request.partition(), grammar)).collect()
+            }
             (Some(_), None) => {
                 let message = "this engine serves no structured output; leave the grammar out";
                 Err(Error::new(Reason::UnsupportedCombination, message).with_field("response_format"))
@@ -197,10 +199,16 @@ impl EngineHandle {
             return Err(Error::invalid("prompt", format!("token {id} is outside the vocabulary of {vocab} tokens")));
         }
         if let Some(entry) = sampling.logit_bias.iter().find(|entry| entry.token >= vocab) {
-            return Err(Error::invalid("logit_bias", format!("token {} is outside the vocabulary of {vocab} tokens", entry.token)));
+            return Err(Error::invalid(
+                "logit_bias",
+                format!("token {} is outside the vocabulary of {vocab} tokens", entry.token),
+            ));
         }
         if let Some(entry) = sampling.logit_bias.iter().find(|entry| !(-100.0..=100.0).contains(&entry.bias)) {
-            return Err(Error::invalid("logit_bias", format!("bias {} of token {} is outside -100 to 100", entry.bias, entry.token)));
+            return Err(Error::invalid(
+                "logit_bias",
+                format!("bias {} of token {} is outside -100 to 100", entry.bias, entry.token),
+            ));
         }
         let most = self.0.settings.queue.choices_max;
         if !(1..=most).contains(&sampling.n) {
@@ -295,5 +303,8 @@ fn gone() -> Error {
 
 /// The request expects another model, adapter or arithmetic.
 pub(super) fn mismatch() -> Error {
-    Error::new(Reason::IdentityMismatch, "the worker does not serve the identity that the request expects; look up its identities anew")
+    Error::new(
+        Reason::IdentityMismatch,
+        "the worker does not serve the identity that the request expects; look up its identities anew",
+    )
 }

@@ -22,7 +22,9 @@ impl Engine {
             self.law(false, &breach);
         }
         let tables = self.work.sequences.values();
-        let held: HashSet<_> = tables.flat_map(|sequence| sequence.table.blocks.iter().chain(sequence.table.copy.iter().map(|copy| &copy.from))).collect();
+        let held: HashSet<_> = tables
+            .flat_map(|sequence| sequence.table.blocks.iter().chain(sequence.table.copy.iter().map(|copy| &copy.from)))
+            .collect();
         let held = held.len() as u32 == self.pool.counts().held;
         self.law(held, "blocks in tables = blocks held");
         let lengths = self.work.sequences.values().all(|sequence| {
@@ -33,7 +35,11 @@ impl Engine {
                 && lengths.kv_allocated as usize == sequence.table.blocks.len() * self.pool.settings().block_size as usize
         });
         self.law(lengths, "kv_valid < committed, kv_valid <= allocated = blocks × size");
-        let owners = self.work.pending.values().all(|owner| self.work.sequences.get(owner).is_some_and(|owner| self.work.running.contains(&owner.rank)));
+        let owners = self
+            .work
+            .pending
+            .values()
+            .all(|owner| self.work.sequences.get(owner).is_some_and(|owner| self.work.running.contains(&owner.rank)));
         self.law(owners, "a promised block is promised by a running sequence");
         let waiting: u32 = self.work.jobs.values().filter(|job| job.ticket.is_some()).map(|job| job.request.sampling.n).sum();
         let gate = self.shared.gate.sequences() >= waiting;

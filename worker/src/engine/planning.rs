@@ -54,7 +54,8 @@ impl Engine {
     pub(super) fn add_first_sequence(&mut self, id: JobId) {
         let settings = self.pool.settings();
         let Some(job) = self.work.jobs.get(&id) else { return };
-        let mut table = Table::new(job.owner.prefix, settings.block_size, job.caches(self.shared.settings.cache));
+        let active = self.work.active_epoch.is_none_or(|active| active == job.owner.secret_epoch);
+        let mut table = Table::new(job.owner.prefix, settings.block_size, active && job.caches(self.shared.settings.cache));
         if table.publishes {
             table.extend_keys(settings.block_size, &job.request.prompt, self.shared.settings.key_map);
         }
@@ -203,7 +204,9 @@ impl Engine {
         let block_size = self.pool.settings().block_size;
         let Some(sequence) = self.work.sequences.get(&id) else { return false };
         let usable = ((sequence.lengths.tokens_committed - 1) / block_size) as usize;
-        let Some(key) = sequence.table.keys.get(found).filter(|_| found < usable && sequence.table.publishes) else { return false };
+        let Some(key) = sequence.table.keys.get(found).filter(|_| found < usable && sequence.table.publishes) else {
+            return false;
+        };
         if self.work.jobs.get(&sequence.job).is_none_or(Job::wants_scores) || sequence.join.given_up {
             return false;
         }

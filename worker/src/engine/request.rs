@@ -4,8 +4,8 @@
 //! 1. The states of a request partition its time: [`Meter`] knows exactly one state at any moment.
 //! 2. While chunks wait in the outbox the request's sequences get no rows, so the outbox holds at most what one step made.
 
-use super::handle::Ticket;
 use super::constraint::Constraint;
+use super::handle::Ticket;
 use super::stream::ChunkSender;
 use crate::kv::{Owner, Retention};
 use crate::plan::{Chosen, SampleParams, SequenceId};

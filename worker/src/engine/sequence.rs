@@ -5,8 +5,8 @@
 //! 2. `kv_valid ≤ kv_allocated`; both are 0 while it waits.
 //! 3. Blocks below `published` are in the index and are never written again.
 
-use super::request::JobId;
 use super::constraint::Constraint;
+use super::request::JobId;
 use crate::kv::{KeyMap, extend_keys};
 use crate::plan::{BlockCopy, BlockId, SequenceId, TokenCounts};
 use crate::scheduler::Rank;
@@ -86,7 +86,14 @@ pub(super) struct Join {
 
 impl Table {
     pub(super) fn new(prefix: Prefix, block_size: u32, publishes: bool) -> Self {
-        Self { blocks: Vec::new(), chain: KeyChain::new(prefix, block_size), keys: Vec::new(), published: 0, publishes, copy: None }
+        Self {
+            blocks: Vec::new(),
+            chain: KeyChain::new(prefix, block_size),
+            keys: Vec::new(),
+            published: 0,
+            publishes,
+            copy: None,
+        }
     }
 
     /// Names all full blocks of `tokens`.

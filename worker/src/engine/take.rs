@@ -80,10 +80,15 @@ impl Engine {
         self.finish_if_done(id);
     }
 
-    /// Takes names away, from held blocks too, and lets sequences under the scope publish nothing more.
+    /// Takes names away, from held blocks too. Who already computed under the scope publishes nothing more; who has not begun may, unless
+    /// its secret is no longer the active one.
     fn flush(&mut self, scope: &FlushScope) -> u32 {
+        if let FlushScope::SecretEpochNot(active) = scope {
+            self.work.active_epoch = Some(*active);
+        }
         for sequence in self.work.sequences.values_mut() {
-            if self.work.jobs.get(&sequence.job).is_some_and(|job| scope.covers_owner(&job.owner)) {
+            let begun = sequence.lengths.kv_ever > 0 || matches!(scope, FlushScope::SecretEpochNot(_));
+            if begun && self.work.jobs.get(&sequence.job).is_some_and(|job| scope.covers_owner(&job.owner)) {
                 sequence.table.publishes = false;
                 self.work.pending.retain(|_, owner| *owner != sequence.id);
             }

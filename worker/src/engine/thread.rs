@@ -1,7 +1,7 @@
 //! The engine's thread.
 
-use super::mailbox::Message;
 use super::Engine;
+use super::mailbox::Message;
 use kvasir_core::{Chunk, Error, Reason, StateTimes, Usage};
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;

@@ -197,12 +197,7 @@ impl Pool {
     /// Blocks by state.
     pub fn counts(&self) -> BlockCounts {
         let free = self.free.len() as u32;
-        BlockCounts {
-            free,
-            cached: self.cached,
-            held: self.settings.blocks - free - self.cached,
-            total: self.settings.blocks,
-        }
+        BlockCounts { free, cached: self.cached, held: self.settings.blocks - free - self.cached, total: self.settings.blocks }
     }
 
     /// Blocks that a reservation can get.
@@ -295,7 +290,14 @@ impl Pool {
     }
 
     /// Makes block `number` of a sequence's table visible to others. Its KV must be written and its tokens committed.
-    pub fn publish(&mut self, owner: &Owner, table: &mut [BlockId], number: usize, key: BlockKey, tokens: &[TokenId]) -> Published {
+    pub fn publish(
+        &mut self,
+        owner: &Owner,
+        table: &mut [BlockId],
+        number: usize,
+        key: BlockKey,
+        tokens: &[TokenId],
+    ) -> Published {
         let block = table[number];
         let parent = number.checked_sub(1).map(|before| table[before]);
         debug_assert!(self.blocks[block as usize].refs > 0, "only a held block is published");

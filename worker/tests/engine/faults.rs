@@ -47,7 +47,11 @@ fn a_cancellation_at_every_step_and_phase_frees_all_and_disturbs_nobody() {
                 }
                 rig.engine.step();
                 if let Some(mut reader) = readers[1 - victim].take() {
-                    assert_eq!(rig.wait(&mut reader).output(), expected[1 - victim].output(), "victim {victim} phase {phase} step {step}");
+                    assert_eq!(
+                        rig.wait(&mut reader).output(),
+                        expected[1 - victim].output(),
+                        "victim {victim} phase {phase} step {step}"
+                    );
                 }
                 rig.engine.step();
                 rig.assert_at_rest();

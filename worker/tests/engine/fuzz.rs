@@ -18,7 +18,10 @@ const KEPT: &[u64] = &[];
 
 /// Size of a long loop: the gate's, unless the soak asks for more.
 pub fn from_environment(name: &str, gate: u64) -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "the soak passes the size of loops to test binaries, which have no arguments of their own")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the soak passes the size of loops to test binaries, which have no arguments of their own"
+    )]
     let value = std::env::var(name);
     value.ok().map_or(gate, |text| text.parse().unwrap())
 }

@@ -2,7 +2,8 @@
 
 use crate::rig::{Answer, Dice, Rig, identity, prompt, request, rig, secret, settings, shared_domain, solo};
 use kvasir_core::{
-    Adapter, Digest, IdentityParts, MissReason, ModelIdentity, NumericsMode, NumericsParts, PoolSecret, Request, ReuseDomain, TenantTag,
+    Adapter, Digest, IdentityParts, MissReason, ModelIdentity, NumericsMode, NumericsParts, PoolSecret, Request, ReuseDomain,
+    TenantTag,
 };
 use kvasir_worker::kv::{FlushScope, Pool};
 use std::time::Duration;
@@ -301,6 +302,54 @@ fn a_join_falls_back_when_the_other_is_cancelled_or_preempted_at_any_step() {
     }
 }
 
+#[test]
+fn a_flush_takes_what_hangs_below_and_stops_who_had_begun() {
+    // Two tenants in one domain (isolation: Pool): the second one's blocks hang below the first one's.
+    let mut rig = rig(settings(64));
+    let tokens = prompt(1, 21);
+    let asking = |tenant: &str, length: usize| {
+        let mut asking = request("pool", &tokens[..length], 1);
+        asking.tenant = TenantTag(tenant.into());
+        asking
+    };
+    rig.ask(asking("a", 9));
+    assert_eq!(rig.ask(asking("b", 21)).cached(), 8);
+    let handle = rig.handle.clone();
+    assert_eq!(rig.command(handle.flush(FlushScope::Tenant(TenantTag("a".into())))), 5);
+    assert_eq!(rig.ask(asking("b", 21)).cached(), 0);
+    // One that has begun, but published nothing yet, publishes nothing after a flush; one that waits may.
+    let mut begun = rig.submit(request("c", &prompt(2, 3), 30));
+    rig.engine.step();
+    let handle = rig.handle.clone();
+    rig.command(handle.flush(FlushScope::All));
+    let answer = rig.wait(&mut begun);
+    assert_eq!(rig.engine.pool().counts().cached, 0);
+    let mut follow = prompt(2, 3);
+    follow.extend(answer.ids());
+    assert_eq!(rig.ask(request("c", &follow, 1)).cached(), 0);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn after_a_rotation_the_old_secret_neither_finds_nor_stores() {
+    let new = PoolSecret::new(&[4; 32]).unwrap();
+    let mut rig = rig(settings(64));
+    let old = request("a", &prompt(1, 21), 1);
+    let mut renewed = old.clone();
+    renewed.domain = ReuseDomain::derive(&new, "a", 0, None);
+    renewed.secret_epoch = new.epoch();
+    rig.ask(old.clone());
+    let handle = rig.handle.clone();
+    rig.command(handle.flush(FlushScope::SecretEpochNot(new.epoch())));
+    for _ in 0..2 {
+        assert_eq!(rig.ask(old.clone()).cached(), 0);
+    }
+    assert_eq!(rig.engine.pool().counts().cached, 0);
+    rig.ask(renewed.clone());
+    assert_eq!(rig.ask(renewed).cached(), 20);
+    rig.assert_at_rest();
+}
+
 /// Time to the first token of a stranger's probe, after the victim did or did not send the same prompt, at equal load.
 fn probe(rig: &mut Rig, dice: &mut Dice, prober: &str, sent: bool) -> Duration {
     let length = 24 + dice.below(24) as usize;
@@ -339,7 +388,13 @@ fn auc(prober: &str, trials: u64) -> f64 {
     let mut score = 0.0;
     for (fast, _) in &sent {
         for (slow, _) in &not {
-            score += if fast < slow { 1.0 } else if fast == slow { 0.5 } else { 0.0 };
+            score += if fast < slow {
+                1.0
+            } else if fast == slow {
+                0.5
+            } else {
+                0.0
+            };
         }
     }
     score / (sent.len() * not.len()) as f64

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests state their assumptions")]
 
 use kvasir_core::{
-    CachePolicy, CacheMode, Chunk, Contract, Digest, Error, FinishReason, Finished, Framer, Incarnation, LogitBias, ModelIdentity,
-    PoolSecret, Request, RequestId, ReuseDomain, Sampling, SharedDomain, Speculation, Started, Stop, TenantTag, TokenLogprob, Usage,
+    CacheMode, CachePolicy, Chunk, Contract, Digest, Error, FinishReason, Finished, Framer, Incarnation, LogitBias,
+    ModelIdentity, PoolSecret, Request, RequestId, ReuseDomain, Sampling, SharedDomain, Speculation, Started, Stop, TenantTag,
+    TokenLogprob, Usage,
 };
 use kvasir_worker::backend::fake::{FakeBackend, FakeBytes, FakeControl, FakeModel};
 use kvasir_worker::engine::{ChunkReceiver, Engine, EngineHandle, EngineParts, EngineSettings, VirtualClock};
@@ -163,7 +164,8 @@ impl Answer {
     pub fn output(&self) -> (Vec<(Vec<u32>, String, Vec<u32>)>, Vec<FinishReason>) {
         let bits = |choice: &ChoiceAnswer| {
             let values = choice.logprobs.iter();
-            let bits = values.flat_map(|token| std::iter::once(token.logprob.to_bits()).chain(token.top.iter().map(|top| top.1.to_bits())));
+            let bits = values
+                .flat_map(|token| std::iter::once(token.logprob.to_bits()).chain(token.top.iter().map(|top| top.1.to_bits())));
             (choice.ids.clone(), choice.text.clone(), bits.collect())
         };
         let reasons = self.finished.as_ref().map(|finished| finished.reasons.clone()).unwrap_or_default();
