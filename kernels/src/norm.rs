@@ -247,9 +247,7 @@ mod tests {
         let up = values(gate.len(), 6);
         let mut want = gate.clone();
         silu_mul(&Pool::new(1), Isa::Scalar, &mut want, &up).unwrap();
-        for i in 0..5 {
-            assert!(want[i].is_finite());
-        }
+        assert!(want[..5].iter().all(|v| v.is_finite()));
         for i in 6..gate.len() {
             let g = f64::from(gate[i]);
             let exact = g / (1.0 + libm::exp(-g)) * f64::from(up[i]);

@@ -279,7 +279,7 @@ mod tests {
         (0..len)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                ((state >> 40) as f32 / 8_388_608.0 - 1.0) * if state >> 33 & 15 == 0 { 1e4 } else { 9.0 }
+                ((state >> 40) as f32 / 8_388_608.0 - 1.0) * if (state >> 33).is_multiple_of(16) { 1e4 } else { 9.0 }
             })
             .collect()
     }

@@ -11,11 +11,11 @@
 //! 3. A tail is masked by its load: memory behind it is never read, whatever lies there.
 //! 4. NaN payloads are not defined by IEEE 754; what leaves a kernel and may be NaN passes `canonical` first.
 
-mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod scalar;
 
 use crate::isa::Isa;
 
@@ -41,6 +41,10 @@ pub(crate) trait Lanes: Copy {
     const WIDTH: usize;
     /// Query rows that an attention tile holds in registers.
     const TILE_ROWS: usize;
+
+    /// Asks for the cache line at any address, valid or not.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
 
     unsafe fn splat(value: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;

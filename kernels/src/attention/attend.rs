@@ -106,7 +106,6 @@ pub fn attend(
     Ok(())
 }
 
-#[expect(clippy::too_many_arguments, reason = "the operands of one operation")]
 fn check(
     kv: &KvPool,
     layer: usize,

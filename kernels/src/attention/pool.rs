@@ -7,8 +7,7 @@ use super::{KvShape, MAX_COUNT};
 use crate::error::KernelError;
 use crate::matmul::shared::SharedMut;
 use crate::pool::Pool;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use memmap2::MmapMut;
 
 /// Where a token's key and value lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,10 +26,10 @@ pub struct KvPool {
     memory: Memory,
 }
 
-/// Zeroed floats on a cache line's boundary.
+/// Zeroed pages read as floats; `None` for none.
 #[derive(Debug)]
 struct Memory {
-    start: NonNull<f32>,
+    pages: Option<MmapMut>,
     len: usize,
 }
 
@@ -175,43 +174,26 @@ impl KvShape {
 impl Memory {
     fn zeroed(len: usize) -> Result<Self, KernelError> {
         let bytes = len.saturating_mul(size_of::<f32>());
-        let refused = KernelError::Memory { field: "kv pool", bytes };
-        if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len });
+        if bytes == 0 {
+            return Ok(Self { pages: None, len });
         }
-        let Some(layout) = Self::layout(len) else { return Err(refused) };
-        // SAFETY: the layout is not empty.
-        let start = unsafe { alloc_zeroed(layout) };
-        NonNull::new(start.cast()).map(|start| Self { start, len }).ok_or(refused)
-    }
-
-    fn layout(len: usize) -> Option<Layout> {
-        Layout::array::<f32>(len).ok()?.align_to(64).ok()
+        let pages = MmapMut::map_anon(bytes).map_err(|_| KernelError::Memory { field: "kv pool", bytes })?;
+        // A step reads a few KiB here and there of each block: large pages save a table walk for each. A system
+        // without them serves small ones.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Self { pages: Some(pages), len })
     }
 
     fn as_slice(&self) -> &[f32] {
-        // SAFETY: `len` zeroed (or since written) floats, alive as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        let Some(pages) = &self.pages else { return &[] };
+        // SAFETY: the mapping holds `len` floats, is aligned to a page, and any bits are a float.
+        unsafe { std::slice::from_raw_parts(pages.as_ptr().cast(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [f32] {
+        let Some(pages) = &mut self.pages else { return &mut [] };
         // SAFETY: as above, and exclusive by `&mut self`.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), self.len) }
     }
 }
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.len > 0
-            && let Some(layout) = Self::layout(self.len)
-        {
-            // SAFETY: allocated in `zeroed` with this layout.
-            unsafe { dealloc(self.start.as_ptr().cast(), layout) };
-        }
-    }
-}
-
-// SAFETY: the memory is owned and plain data; sharing follows the borrow of `Memory`.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}

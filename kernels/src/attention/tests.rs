@@ -245,7 +245,7 @@ fn a_fingerprint_sees_every_layer_head_element_and_slot() {
     for layer in 0..2 {
         for slot in [0, 15] {
             for element in 0..12 {
-                let mut kv_values = vec![0.0; 12];
+                let mut kv_values = [0.0; 12];
                 kv_values[element] = 1.0;
                 let at = [KvSlot { block: 0, slot }];
                 kv.write(&pool, layer, &at, &kv_values[..6], &kv_values[6..]).unwrap();

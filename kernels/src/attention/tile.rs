@@ -3,6 +3,8 @@
 //! Registers: four rows by four vectors of keys (or of a head's elements) on AVX-512, two by two on AVX2. How
 //! rows and vectors are grouped changes no bit: each row, key and element has its own chain of operations.
 
+#![expect(clippy::needless_range_loop, reason = "loops over registers: the index names the row and the vector")]
+
 use super::{MAX_HEAD_DIM, PARTITION};
 use crate::math::exp_lanes;
 use crate::reduce::{exp_and_sum_lanes, max_lanes};
@@ -64,6 +66,12 @@ impl Source<'_> {
         let block = self.table[position / self.block_size] as usize;
         // SAFETY: the caller asks for a position of the table, whose blocks were checked.
         unsafe { self.keys.add(block * self.block_stride + position % self.block_size) }
+    }
+
+    /// A position to prefetch: `position` if the sequence has a block for it, else `otherwise`.
+    #[inline(always)]
+    fn ahead(&self, position: usize, otherwise: usize) -> usize {
+        if position < self.table.len() * self.block_size { position } else { otherwise }
     }
 
     /// The value of a position.
@@ -198,15 +206,19 @@ unsafe fn score<V: Lanes, const R: usize, const G: usize>(
 ) {
     // SAFETY: the keys are visible to a row; queries have `head_dim` elements.
     unsafe {
-        let mut keys = [std::ptr::null::<f32>(); G];
-        for (group, keys) in keys.iter_mut().enumerate() {
-            *keys = source.keys_at(start + key + group * LANES);
+        // Groups of a block lie apart and blocks anywhere: the hardware cannot guess where the next keys are.
+        let (mut keys, mut ahead) = ([std::ptr::null::<f32>(); G], [std::ptr::null::<f32>(); G]);
+        for group in 0..G {
+            let position = start + key + group * LANES;
+            keys[group] = source.keys_at(position);
+            ahead[group] = source.keys_at(source.ahead(position + G * LANES, position));
         }
         let mut acc = [[V::splat(0.0); G]; R];
         for d in 0..source.head_dim {
             let mut k = [V::splat(0.0); G];
             for group in 0..G {
                 k[group] = load::<V>(keys[group].add(d * source.block_size), lanes);
+                V::prefetch(ahead[group].wrapping_add(d * source.block_size));
             }
             for row in 0..R {
                 let q = V::splat(queries.q[first + row].add(d).read());
@@ -248,11 +260,13 @@ unsafe fn weigh<V: Lanes, const R: usize, const C: usize>(
             let values = source.value_at(start + key).add(from);
             let end = (key / source.block_size + 1) * source.block_size;
             let base = key;
+            let next = source.value_at(source.ahead(start + end, start + key)).wrapping_add(from);
             while key < end.min(common) {
                 let value = values.add((key - base) * source.head_dim);
                 let mut v = [V::splat(0.0); C];
                 for part in 0..C {
                     v[part] = load::<V>(value.add(part * LANES), lanes);
+                    V::prefetch(next.wrapping_add((key - base) * source.head_dim + part * LANES));
                 }
                 for row in 0..R {
                     let weight = V::splat(weights[row][key]);

@@ -1,6 +1,7 @@
 //! Sixteen lanes as two 256-bit registers.
 
 use super::Lanes;
+#[expect(clippy::wildcard_imports, reason = "some forty intrinsics, all with one prefix")]
 use std::arch::x86_64::*;
 
 /// AVX2 with FMA.
@@ -34,6 +35,12 @@ impl Lanes for Avx2 {
 
     const WIDTH: usize = 16;
     const TILE_ROWS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self::F {

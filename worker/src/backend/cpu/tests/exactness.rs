@@ -52,7 +52,7 @@ fn record(trace: &mut Trace, chosen: &Chosen) {
 /// Other sequences' rows: a prefill that starts anew, a decode and a verification over what the prefill wrote in the step before.
 fn neighbours(step: u32, vocab: usize, params: &Arc<SampleParams>) -> [Row; 2] {
     let tokens = tokens(23, vocab, step + 11);
-    let (mine, before) = if step % 2 == 0 { ([50, 51], [52, 53]) } else { ([52, 53], [50, 51]) };
+    let (mine, before) = if step.is_multiple_of(2) { ([50, 51], [52, 53]) } else { ([52, 53], [50, 51]) };
     let mut first = row(&tokens, 0, 0, &mine, params);
     first.score = Some(ScoreRow { top: 1, next_prompt_token: None });
     [first, row(&tokens[..3], if step == 0 { 0 } else { 20 }, 2, &before, params)]
