@@ -35,9 +35,9 @@ pub use weights::CpuModel;
 
 /// Version of the arithmetic; a component of every served identity.
 ///
-/// The rule: any change that could alter a bit of a logit or of stored KV (an order of operations, a polynomial, a rounding, a layout) raises
-/// it. The golden digests in `cpu/tests/golden.rs` are pinned per revision, so such a change turns them red until it is raised.
-pub const NUMERICS_REVISION: u32 = 1;
+/// The rule: any change that could alter a bit of a logit or of stored KV raises it: an order of operations here, or anything in the kernels
+/// (a polynomial, a rounding, a layout). The golden digests in `cpu/tests` are pinned per revision, so such a change turns them red.
+pub const NUMERICS_REVISION: u32 = kvasir_kernels::NUMERICS_REVISION;
 
 /// Tokens per block unless set otherwise: what vLLM uses, and the least that the kernels take.
 pub const DEFAULT_BLOCK_SIZE: u32 = 16;
