@@ -94,7 +94,7 @@ mod tests {
         let drain = Drain::default();
         assert!(!drain.is_draining());
         assert_eq!(drain.begin(Duration::from_secs(10)), Duration::from_secs(10));
-        assert_eq!(drain.begin(Duration::from_secs(60)), Duration::from_secs(10));
+        assert_eq!(drain.begin(Duration::from_mins(1)), Duration::from_secs(10));
         assert_eq!(drain.begin(Duration::from_secs(3)), Duration::from_secs(3));
     }
 

@@ -43,7 +43,7 @@ impl WorkerAdmin for WorkerService {
                     held: *held,
                 })
                 .collect(),
-            requests: self.0.flights.list().into_iter().filter(|flight| shown(&flight.tenant)).map(in_flight).collect(),
+            requests: self.0.flights.list().iter().filter(|flight| shown(&flight.tenant)).map(in_flight).collect(),
             flags: Some(self.flags()),
             uptime_s: self.0.started.elapsed().as_secs(),
         }))
@@ -105,7 +105,7 @@ fn unbuilt(field: &str, why: &str) -> Error {
     Error::new(Reason::Unimplemented, format!("{field} cannot be set: {why}")).with_field(field)
 }
 
-fn in_flight(flight: super::InFlightRequest) -> wire::InFlight {
+fn in_flight(flight: &super::InFlightRequest) -> wire::InFlight {
     wire::InFlight {
         request_id: flight.id.0.to_vec(),
         tenant_tag: flight.tenant.0.to_string(),

@@ -95,13 +95,11 @@ impl GrpcServer {
     pub async fn close(mut self, service: &WorkerService) -> Result<(), ListenError> {
         service.close_subscriptions();
         self.closing.cancel();
-        match tokio::time::timeout(CLOSE_MAX, &mut self.task).await {
-            Ok(ended) => Ok(ended??),
-            Err(_) => {
-                self.task.abort();
-                Ok(())
-            }
+        if let Ok(ended) = tokio::time::timeout(CLOSE_MAX, &mut self.task).await {
+            return Ok(ended??);
         }
+        self.task.abort();
+        Ok(())
     }
 
     /// Waits until serving ends by itself, which is an error.

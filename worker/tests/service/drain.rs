@@ -102,6 +102,6 @@ async fn waiting_requests_go_at_once_and_running_ones_at_the_deadline() {
     }
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     soon("rest", service.idle()).await;
-    assert_eq!(service.engine().stats().failed(Reason::Draining), 3);
     soon("the end", rig.runtime.take().unwrap().shutdown(None)).await.unwrap();
+    assert_eq!(service.engine().stats().failed(Reason::Draining), 3);
 }

@@ -110,12 +110,7 @@ async fn a_full_queue_refuses_at_once_and_says_when_to_come_back() {
     })
     .await;
     // Both hold a place in the queue once the engine has taken or queued them; a third finds it full.
-    let third = loop {
-        match rig.begin(&rig.request("a", &prompt(4, 5), 4)).await {
-            Err(error) => break error,
-            Ok(_) => panic!("a third request was taken"),
-        }
-    };
+    let third = rig.begin(&rig.request("a", &prompt(4, 5), 4)).await.expect_err("the queue is full");
     assert_eq!((third.reason, third.retryable()), (Reason::Overloaded, true));
     assert!(third.retry_after.is_some());
     rig.gate.open();

@@ -26,8 +26,9 @@ async fn reports_follow_what_runs() {
     };
     let first = until("the first report", |_| true).await;
     assert_eq!(first.incarnation, rig.runtime().service().incarnation());
-    let stream = rig.begin(&rig.request("a", &prompt(1, 40), 30)).await.unwrap();
-    rig.gate.allow(10);
+    let stream = rig.begin(&rig.request("a", &prompt(1, 40), 200)).await.unwrap();
+    // A step takes about a millisecond of virtual time, and the engine reports every 50.
+    rig.gate.allow(80);
     let busy = until("a running sequence", |load| load.running == 1).await;
     assert!(busy.tiers[0].held > 0);
     rig.gate.open();
