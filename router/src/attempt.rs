@@ -132,7 +132,7 @@ impl Attempt {
         let observed = now.duration_since(self.times.sent).as_secs_f64();
         let Pick { terms, factors, .. } = &self.pick;
         let predicted = (terms.wait_s + terms.prefill_s) / factors.ttft + terms.restore_s;
-        self.pick.worker.live.learn(|learned| learned.observe_ttft(predicted, observed));
+        self.pick.worker.live.learn(|learned| learned.observe_ttft(predicted, observed, now));
     }
 
     fn learn_pace(&mut self) {
@@ -140,7 +140,7 @@ impl Attempt {
         let Some(first) = self.times.first_output.filter(|_| per_choice >= PACE_TOKENS_MIN) else { return };
         let observed = first.elapsed().as_secs_f64() / (per_choice - 1.0);
         let predicted = self.pick.terms.decode_s / self.pick.factors.itl / self.work.output_tokens;
-        self.pick.worker.live.learn(|learned| learned.observe_itl(predicted, observed));
+        self.pick.worker.live.learn(|learned| learned.observe_itl(predicted, observed, Instant::now()));
     }
 
     fn failed(&mut self, failed: CallError) -> CallError {

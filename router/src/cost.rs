@@ -13,6 +13,7 @@
 
 use crate::index::Match;
 use kvasir_core::{Tier, WorkerLoad};
+use tokio::time::Instant;
 
 /// What a request needs.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -85,6 +86,7 @@ pub struct Learned {
 struct Factor {
     log: f64,
     samples: u32,
+    last: Option<Instant>,
 }
 
 /// Prefill rate until a worker has measured one, in tokens per second: a small model on a few CPU cores.
@@ -98,10 +100,15 @@ pub const RESTORE_DISK_S: f64 = 80e-6;
 
 /// Weight of the newest observation once enough have been seen; older ones fade within about ten requests.
 const LEARN_RATE_MIN: f64 = 0.1;
-/// Differences between a worker and its peers below a factor of about 1.5 are taken for noise; of larger ones the excess counts.
-pub const DEVIATION_LOG_MIN: f64 = 0.4;
+/// Differences between a worker and its peers below a factor of 2 are taken for noise; of larger ones the excess counts. What differs by less is
+/// in the rates that each worker measures and reports itself.
+pub const DEVIATION_LOG_MIN: f64 = std::f64::consts::LN_2;
+/// Observations before a difference counts.
+const DEVIATION_SAMPLES_MIN: u32 = 8;
+/// Time without an observation after which half of a difference is forgotten.
+const DEVIATION_HALF_LIFE_S: f64 = 2.0;
 /// Predicted seconds below which a first output says more of the network than of the worker.
-const TTFT_MIN_S: f64 = 0.005;
+const TTFT_MIN_S: f64 = 0.02;
 /// Largest correction either way; beyond it an observation is an outlier (a paused process, a clock step).
 const FACTOR_LOG_MAX: f64 = 3.5;
 
@@ -128,25 +135,25 @@ impl Terms {
 
 impl Learned {
     /// A first output came `observed_s` after sending, where `predicted_s` was expected without correction.
-    pub fn observe_ttft(&mut self, predicted_s: f64, observed_s: f64) {
+    pub fn observe_ttft(&mut self, predicted_s: f64, observed_s: f64, now: Instant) {
         if predicted_s >= TTFT_MIN_S {
-            self.ttft.observe(predicted_s, observed_s);
+            self.ttft.observe(predicted_s, observed_s, now);
         }
     }
 
     /// Output tokens came `observed_s` apart on average, where `predicted_s` was expected without correction.
-    pub fn observe_itl(&mut self, predicted_s: f64, observed_s: f64) {
-        self.itl.observe(predicted_s, observed_s);
+    pub fn observe_itl(&mut self, predicted_s: f64, observed_s: f64, now: Instant) {
+        self.itl.observe(predicted_s, observed_s, now);
     }
 
     /// The corrections for a worker that learned this, among peers that learned `peers` together.
-    pub fn factors(&self, peers: &Self) -> Factors {
-        Factors { ttft: self.ttft.among(peers.ttft), itl: self.itl.among(peers.itl) }
+    pub fn factors(&self, peers: &Self, now: Instant) -> Factors {
+        Factors { ttft: self.ttft.among(peers.ttft, now), itl: self.itl.among(peers.itl, now) }
     }
 }
 
 impl Factor {
-    fn observe(&mut self, predicted_s: f64, observed_s: f64) {
+    fn observe(&mut self, predicted_s: f64, observed_s: f64, now: Instant) {
         if !(predicted_s > 0.0 && observed_s > 0.0 && predicted_s.is_finite() && observed_s.is_finite()) {
             return;
         }
@@ -154,13 +161,16 @@ impl Factor {
         let rate = (1.0 / f64::from(self.samples)).max(LEARN_RATE_MIN);
         let error = (observed_s / predicted_s).ln().clamp(-FACTOR_LOG_MAX, FACTOR_LOG_MAX);
         self.log += rate * (error - self.log);
+        self.last = Some(now);
     }
 
-    /// That of the peers, moved by what goes beyond noise.
-    fn among(self, peers: Self) -> f64 {
-        let deviation = if self.samples == 0 { 0.0 } else { self.log - peers.log };
+    /// That of the peers, moved by what goes beyond noise. It fades: a worker that gets nothing because it was slow once is tried again.
+    fn among(self, peers: Self, now: Instant) -> f64 {
+        let Some(last) = self.last.filter(|_| self.samples >= DEVIATION_SAMPLES_MIN) else { return peers.log.exp() };
+        let deviation = self.log - peers.log;
         let beyond = (deviation.abs() - DEVIATION_LOG_MIN).max(0.0).copysign(deviation);
-        (peers.log + beyond).exp()
+        let half_lives = now.saturating_duration_since(last).as_secs_f64() / DEVIATION_HALF_LIFE_S;
+        (peers.log + beyond * (-half_lives).exp2()).exp()
     }
 }
 

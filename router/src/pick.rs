@@ -225,7 +225,7 @@ fn candidate<'a>(
     let credit = credits.get(&member).copied().unwrap_or_default();
     let age_s = at.now.saturating_duration_since(report.measured).as_secs_f64();
     let seen = Seen { load: &report.load, age_s, own_then: report.own, own_now: worker.live.gauge.own_load() };
-    let factors = worker.live.factors();
+    let factors = worker.live.factors(at.now);
     let terms = estimate(&placement.work, &credit, &seen, &factors);
     Some(Candidate { worker, rank: rendezvous::rank(worker.salt, affinity), credit, terms, factors })
 }

@@ -126,7 +126,9 @@ impl Serve for RouterServe {
             let unprobed = view.workers().iter().filter(|worker| worker.readiness == Readiness::Unprobed).count();
             return Err(Error::new(Reason::NotReady, format!("{unprobed} workers have not been probed yet")));
         }
-        let ready = view.workers().iter().filter(|worker| worker.readiness == Readiness::Ready).count();
+        let now = Instant::now();
+        let usable = |worker: &WorkerView| worker.readiness == Readiness::Ready && worker.fresh_load(now).is_some();
+        let ready = view.workers().iter().filter(|worker| usable(worker)).count();
         if ready < self.0.settings.ready_workers_min {
             let wanted = self.0.settings.ready_workers_min;
             return Err(Error::new(Reason::NotReady, format!("{ready} of at least {wanted} workers are ready")));

@@ -15,7 +15,10 @@ use tokio::sync::OnceCell;
 
 /// Built texts by what they were built from.
 #[derive(Clone, Debug, Default)]
-pub struct Texts(Arc<Mutex<HashMap<Key, Arc<OnceCell<Arc<Text>>>>>>);
+pub struct Texts(Arc<Mutex<HashMap<Key, Cell>>>);
+
+/// A text that is there or is being fetched by one of those who wait for it.
+type Cell = Arc<OnceCell<Arc<Text>>>;
 
 /// Digests of tokenizer and template as the identity names them, and of the artifact.
 type Key = (Digest, Digest, Option<Digest>);
@@ -34,7 +37,7 @@ impl Texts {
         cell.get_or_try_init(|| fetch(client, model)).await.cloned()
     }
 
-    fn cell(&self, key: Key) -> Arc<OnceCell<Arc<Text>>> {
+    fn cell(&self, key: Key) -> Cell {
         let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if texts.len() >= TEXTS_MAX && !texts.contains_key(&key) {
             // Whoever still serves one of these holds it by its own handle.

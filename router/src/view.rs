@@ -111,9 +111,9 @@ impl Live {
     }
 
     /// The corrections to apply now.
-    pub fn factors(&self) -> Factors {
+    pub fn factors(&self, now: Instant) -> Factors {
         let peers = *self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        self.learned.lock().unwrap_or_else(PoisonError::into_inner).factors(&peers)
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner).factors(&peers, now)
     }
 
     /// Notes an observation, for this worker and among its peers.

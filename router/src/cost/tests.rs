@@ -86,29 +86,33 @@ fn decode_slows_down_along_the_measured_curve() {
 
 #[test]
 fn coefficients_converge_to_the_observed_times() {
-    let mut learned = Learned::default();
+    let (mut learned, now) = (Learned::default(), Instant::now());
     let raw = cost(&load(), COLD);
     for _ in 0..60 {
-        learned.observe_ttft(raw.ttft_s(), 4.0);
-        learned.observe_itl(raw.decode_s / WORK.output_tokens, 0.005);
+        learned.observe_ttft(raw.ttft_s(), 4.0, now);
+        learned.observe_itl(raw.decode_s / WORK.output_tokens, 0.005, now);
     }
-    let terms = estimate(&WORK, &COLD, &seen(&load()), &learned.factors(&learned));
+    let terms = estimate(&WORK, &COLD, &seen(&load()), &learned.factors(&learned, now));
     assert!((terms.prefill_s - 4.0).abs() < 0.04, "{terms:?}");
     assert!((terms.decode_s - 0.5).abs() < 0.005, "{terms:?}");
 }
 
 #[test]
 fn noise_between_peers_costs_nothing_and_a_slow_worker_costs_more() {
+    let now = Instant::now();
     let of = |seconds: f64| {
         let mut learned = Learned::default();
-        (0..20).for_each(|_| learned.observe_ttft(1.0, seconds));
+        (0..20).for_each(|_| learned.observe_ttft(1.0, seconds, now));
         learned
     };
     let peers = of(2.0);
-    assert_eq!(of(2.3).factors(&peers), of(1.8).factors(&peers), "fifteen per cent is noise");
-    assert_eq!(Learned::default().factors(&peers), peers.factors(&peers), "a new worker is taken for one like its peers");
-    assert!(of(8.0).factors(&peers).ttft > 2.0 * peers.factors(&peers).ttft);
-    assert!(of(0.5).factors(&peers).ttft < 0.5 * peers.factors(&peers).ttft);
+    let ttft = |learned: Learned, at: Instant| learned.factors(&peers, at).ttft;
+    assert_eq!(ttft(of(3.0), now), ttft(of(1.5), now), "half as much again is noise");
+    assert_eq!(ttft(Learned::default(), now), ttft(peers, now), "a new worker is taken for one like its peers");
+    assert!(ttft(of(8.0), now) >= 1.9 * ttft(peers, now));
+    assert!(ttft(of(0.5), now) <= 0.6 * ttft(peers, now));
+    let later = now + std::time::Duration::from_secs(20);
+    assert!(ttft(of(8.0), later) < 1.01 * ttft(peers, later), "without news the difference is forgotten");
 }
 
 proptest! {
@@ -126,11 +130,15 @@ proptest! {
             ..load()
         };
         let mut learned = Learned::default();
-        observed.into_iter().for_each(|seconds| { learned.observe_ttft(1.0, seconds); learned.observe_itl(seconds, 1.0); });
+        let now = Instant::now();
+        for seconds in observed {
+            learned.observe_ttft(1.0, seconds, now);
+            learned.observe_itl(seconds, 1.0, now);
+        }
         let own_now = OwnLoad { slots: own.0, prefill_tokens: own.1, blocks: own.2 };
         let own_then = OwnLoad { slots: own.2, prefill_tokens: own.0, blocks: own.1 };
         let of = |load| Seen { load, age_s: f64::from(running) / 1_000.0, own_then, own_now };
-        let factors = learned.factors(&Learned::default());
+        let factors = learned.factors(&learned, now);
         let work = Work { prompt_tokens, ..WORK };
         let terms = estimate(&work, &Match { blocks, confidence }, &of(&load), &factors);
         let named = terms.named();

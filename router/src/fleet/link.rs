@@ -12,7 +12,7 @@ use crate::discover::Endpoint;
 use crate::index::{Applied, MemberId};
 use crate::rendezvous::salt_of;
 use crate::view::Readiness;
-use crate::worker_client::{CallError, WorkerClient};
+use crate::worker_client::{ANSWER_MAX, CallError, WorkerClient};
 use kvasir_core::{Error, Incarnation, Reason, WorkerUid};
 use kvasir_door::ServedModel;
 use kvasir_proto::{Description, Role};
@@ -34,6 +34,15 @@ struct Member {
     uid: WorkerUid,
     incarnation: Incarnation,
     id: MemberId,
+}
+
+/// What the three parts of a session tell each other.
+#[derive(Default)]
+struct Asks {
+    /// Probe now.
+    probe: Notify,
+    /// A load report was passed on.
+    loaded: Notify,
 }
 
 /// Why a session ended.
@@ -130,15 +139,15 @@ impl Link {
 
     /// Probes, load and events side by side until the session ends.
     async fn follow(&self, client: &WorkerClient, incarnation: Incarnation) -> Ended {
-        let probe_now = Notify::new();
+        let asks = Asks::default();
         tokio::select! {
-            ended = self.probes(client, incarnation, &probe_now) => ended,
-            ended = self.loads(client, incarnation, &probe_now) => ended,
-            ended = self.events(client, &probe_now) => ended,
+            ended = self.probes(client, incarnation, &asks) => ended,
+            ended = self.loads(client, incarnation, &asks) => ended,
+            ended = self.events(client, &asks) => ended,
         }
     }
 
-    async fn probes(&self, client: &WorkerClient, incarnation: Incarnation, probe_now: &Notify) -> Ended {
+    async fn probes(&self, client: &WorkerClient, incarnation: Incarnation, asks: &Asks) -> Ended {
         let mut last: Option<Readiness> = None;
         loop {
             let probed = match client.probe().await {
@@ -153,6 +162,10 @@ impl Link {
                 Some(refusal) if refusal.reason == Reason::Draining => Readiness::Draining,
                 Some(refusal) => Readiness::Unready(refusal),
             };
+            if readiness == Readiness::Ready && last.is_none() {
+                // Without a load report it could not be placed on: ready means usable. A worker that sends none is told of all the same.
+                let _without = timeout(ANSWER_MAX, asks.loaded.notified()).await;
+            }
             if last.as_ref() != Some(&readiness) {
                 if let Err(ended) = self.tell(Report::Readiness(readiness.clone())).await {
                     return ended;
@@ -160,11 +173,11 @@ impl Link {
                 last = Some(readiness);
             }
             // Elapsed is the normal case: nobody asked for an earlier probe.
-            let _asked = timeout(PROBE_EVERY, probe_now.notified()).await;
+            let _asked = timeout(PROBE_EVERY, asks.probe.notified()).await;
         }
     }
 
-    async fn loads(&self, client: &WorkerClient, incarnation: Incarnation, probe_now: &Notify) -> Ended {
+    async fn loads(&self, client: &WorkerClient, incarnation: Incarnation, asks: &Asks) -> Ended {
         let mut pause = PAUSE_MIN;
         loop {
             if let Ok(mut reports) = client.load().await {
@@ -175,21 +188,22 @@ impl Link {
                     }
                     if load.draining {
                         // Its own word is faster than the next probe.
-                        probe_now.notify_one();
+                        asks.probe.notify_one();
                     }
                     let measured = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
                     if let Err(ended) = self.tell(Report::Load(load, measured)).await {
                         return ended;
                     }
+                    asks.loaded.notify_one();
                 }
             }
-            probe_now.notify_one();
+            asks.probe.notify_one();
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    async fn events(&self, client: &WorkerClient, probe_now: &Notify) -> Ended {
+    async fn events(&self, client: &WorkerClient, asks: &Asks) -> Ended {
         let mut pause = PAUSE_MIN;
         loop {
             let mut gap = false;
@@ -210,7 +224,7 @@ impl Link {
             }
             self.interrupted();
             if !gap {
-                probe_now.notify_one();
+                asks.probe.notify_one();
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(PAUSE_MAX);

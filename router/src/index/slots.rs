@@ -114,7 +114,9 @@ impl Slots {
                     return;
                 }
                 let mut bits = Bits::default();
-                slots.iter().for_each(|held| bits.set(*held));
+                for held in slots.iter() {
+                    bits.set(*held);
+                }
                 bits.set(slot);
                 *self = Self::Many(Box::new(bits));
             }
@@ -163,7 +165,9 @@ impl Slots {
             Self::Few { len, slots } => slots[..*len as usize].iter().copied().filter(|slot| dead.has(*slot)).collect(),
             Self::Many(bits) => bits.iter().filter(|slot| dead.has(*slot)).collect(),
         };
-        gone.into_iter().for_each(|slot| self.remove(slot));
+        for slot in gone {
+            self.remove(slot);
+        }
     }
 
     /// Heap bytes behind this set.
@@ -199,7 +203,9 @@ mod tests {
             set.intersect_into(&all, &mut out);
             prop_assert_eq!(out.iter().collect::<BTreeSet<_>>(), plain.clone());
             let mut bits = Bits::default();
-            dead.iter().for_each(|slot| bits.set(*slot));
+            for slot in &dead {
+                bits.set(*slot);
+            }
             set.subtract(&bits);
             for slot in 0..200 {
                 prop_assert_eq!(set.has(slot), plain.contains(&slot) && !dead.contains(&slot));

@@ -290,7 +290,9 @@ impl Store {
                 unheld.push(*key);
             }
         }
-        unheld.into_iter().for_each(|key| self.drop_if_unheld(key));
+        for key in unheld {
+            self.drop_if_unheld(key);
+        }
     }
 
     fn charge(&mut self, tenant: u32, delta: isize) {

@@ -207,7 +207,9 @@ fn equal_membership_gives_every_router_the_same_choice_whatever_the_order_of_joi
             if router % 2 == 1 {
                 names.reverse();
             }
-            names.iter().for_each(|name| fleet.add(name));
+            for name in &names {
+                fleet.add(name);
+            }
             fleet
         })
         .collect();

@@ -36,6 +36,9 @@ struct Plan {
     deadline: Option<Instant>,
 }
 
+/// What a worker said at a bad end.
+type Told = Box<(Usage, StateTimes)>;
+
 enum Phase {
     /// Nothing was handed on: another worker may still take over.
     Held(Option<Started>),
@@ -161,7 +164,7 @@ impl Run {
                 self.commit();
                 self.end_finished(finished);
             }
-            Ok(Chunk::Failed { error, usage, states }) => self.failed(error, Some((usage, states))).await,
+            Ok(Chunk::Failed { error, usage, states }) => self.failed(error, Some(Box::new((usage, states)))).await,
             Err(CallError { error, .. }) => self.failed(error, None).await,
         }
     }
@@ -199,7 +202,7 @@ impl Run {
     }
 
     /// The attempt failed: another worker if nothing was handed on, or the end.
-    async fn failed(&mut self, error: Error, told: Option<(Usage, StateTimes)>) {
+    async fn failed(&mut self, error: Error, told: Option<Told>) {
         let Some(attempt) = &self.attempt else { return self.end_failed(error, told) };
         let worker = Arc::clone(&attempt.pick().worker);
         let error = named(&worker, error);
@@ -220,8 +223,8 @@ impl Run {
         }
     }
 
-    fn end_failed(&mut self, error: Error, told: Option<(Usage, StateTimes)>) {
-        let (usage, mut states) = told.unwrap_or((self.usage, StateTimes::default()));
+    fn end_failed(&mut self, error: Error, told: Option<Told>) {
+        let (usage, mut states) = told.map_or_else(|| (self.usage, StateTimes::default()), |told| *told);
         self.attempt_over(&states);
         states.merge(&self.states);
         self.ready.push_back(Chunk::Failed { error, usage, states });

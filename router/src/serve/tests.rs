@@ -158,9 +158,10 @@ impl Rig {
         assert_eq!((gate.running(), gate.running_tokens(), gate.waiting()), (0, 0, 0));
     }
 
-    fn named(&self, name: &str) -> usize {
-        name.strip_prefix("mock-").unwrap().parse().unwrap()
-    }
+}
+
+fn named_mock(name: &str) -> usize {
+    name.strip_prefix("mock-").unwrap().parse().unwrap()
 }
 
 async fn read(mut chunks: ChunkStream) -> Outcome {
@@ -234,7 +235,7 @@ async fn a_worker_killed_in_mid_stream_is_an_error_and_the_next_request_goes_els
     let mut chunks = rig.router.serve(prepared).await.unwrap();
     assert!(matches!(chunks.next().await, Some(Chunk::Started(_))));
     assert!(matches!(chunks.next().await, Some(Chunk::Tokens(_))));
-    let home = rig.named(&receipt.get().unwrap().worker_uid);
+    let home = named_mock(&receipt.get().unwrap().worker_uid);
     rig.mocks[home].take().unwrap().kill();
     let last = loop {
         match tokio::time::timeout(PATIENCE, chunks.next()).await.expect("the end comes soon") {
@@ -250,7 +251,7 @@ async fn a_worker_killed_in_mid_stream_is_an_error_and_the_next_request_goes_els
     drop(chunks);
     for number in 0..10 {
         let outcome = rig.ask("a", &prompt(number, 100), 2).await.unwrap();
-        assert_eq!(rig.named(&outcome.receipt.unwrap().worker_uid), 1 - home);
+        assert_eq!(named_mock(&outcome.receipt.unwrap().worker_uid), 1 - home);
     }
     rig.at_rest().await;
 }
@@ -293,7 +294,7 @@ async fn after_a_cleared_cache_prediction_and_truth_agree_again() {
         rig.indexed("a", &tokens).await;
         let warm = rig.ask("a", &tokens, 2).await.unwrap();
         assert!(warm.started.unwrap().cached() > 0, "the path was taken");
-        let worker = rig.named(&home);
+        let worker = named_mock(&home);
         rig.mock(worker).clear_cache(announced);
         // A lost event shows with the next batch of that worker, whoever causes it.
         let mut agreed = false;
@@ -348,13 +349,20 @@ async fn a_storm_of_disconnects_leaks_nothing_and_a_restarted_worker_gets_its_sh
         rig.exact() == 4 && view.workers().iter().any(|it| it.described.as_ref().is_some_and(|it| it.incarnation == new_life))
     })
     .await;
-    let mut share = [0u32; 4];
-    for number in 0..100 {
-        let outcome = rig.ask(&format!("tenant-{number}"), &prompt(7, 80), 1).await.unwrap();
-        share[rig.named(&outcome.receipt.unwrap().worker_uid)] += 1;
+    // A worker that was slow in the storm may be spared for some seconds; a leaked count would spare or flood one for good.
+    let until = Instant::now() + PATIENCE;
+    for round in 0.. {
+        let mut share = [0u32; 4];
+        for number in 0..100 {
+            let outcome = rig.ask(&format!("tenant-{round}-{number}"), &prompt(7, 80), 1).await.unwrap();
+            share[named_mock(&outcome.receipt.unwrap().worker_uid)] += 1;
+        }
+        // Binomial(100, 1/4): mean 25, sigma 4.3; more than four sigmas either way.
+        if share.iter().all(|share| (5..=45).contains(share)) {
+            break;
+        }
+        assert!(Instant::now() < until, "{share:?}");
     }
-    // Binomial(100, 1/4): mean 25, sigma 4.3; more than four sigmas either way.
-    assert!(share.iter().all(|share| (5..=45).contains(share)), "{share:?}");
     rig.at_rest().await;
 }
 
@@ -442,7 +450,7 @@ async fn a_worker_that_is_not_ready_gets_nothing_and_alone_gives_a_typed_refusal
 async fn a_failed_attempt_is_retried_elsewhere_only_before_the_first_token() {
     let rig = Rig::of(2).await;
     let tokens = prompt(9, 100);
-    let home = rig.named(&rig.ask("a", &tokens, 2).await.unwrap().receipt.unwrap().worker_uid);
+    let home = named_mock(&rig.ask("a", &tokens, 2).await.unwrap().receipt.unwrap().worker_uid);
     rig.indexed("a", &tokens).await;
 
     for fault in [
@@ -454,7 +462,7 @@ async fn a_failed_attempt_is_retried_elsewhere_only_before_the_first_token() {
         rig.mock(home).set_fault(fault.clone());
         let outcome = rig.ask("a", &tokens, 5).await.unwrap();
         let receipt = outcome.receipt.unwrap();
-        assert_eq!((rig.named(&receipt.worker_uid), receipt.attempts), (1 - home, 2), "{fault:?}");
+        assert_eq!((named_mock(&receipt.worker_uid), receipt.attempts), (1 - home, 2), "{fault:?}");
         assert_eq!(outcome.text.len(), 5);
         rig.mock(home).set_fault(Fault::None);
         rig.ask("a", &tokens, 1).await.unwrap();
@@ -512,13 +520,13 @@ async fn a_draining_worker_gets_nothing_new_and_finishes_what_it_has() {
     let receipt = prepared.receipt.clone();
     let mut chunks = rig.router.serve(prepared).await.unwrap();
     assert!(matches!(chunks.next().await, Some(Chunk::Started(_))));
-    let home = rig.named(&receipt.get().unwrap().worker_uid);
+    let home = named_mock(&receipt.get().unwrap().worker_uid);
     rig.mock(home).set_refusal(Some(Error::new(Reason::Draining, "draining")));
     eventually("the router knows", || rig.exact() == 1).await;
     let taken = rig.mock(home).levels().taken;
     for number in 0..10 {
         let outcome = rig.ask("a", &prompt(number, 100), 1).await.unwrap();
-        assert_eq!(rig.named(&outcome.receipt.unwrap().worker_uid), 1 - home);
+        assert_eq!(named_mock(&outcome.receipt.unwrap().worker_uid), 1 - home);
     }
     assert_eq!(rig.mock(home).levels().taken, taken);
     let mut text = 0;
