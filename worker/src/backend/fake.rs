@@ -70,7 +70,7 @@ pub struct FakeBytes(Vec<[u8; 1]>);
 
 impl Default for FakeModel {
     fn default() -> Self {
-        let cost = FakeCost { step: Duration::from_micros(1000), token: Duration::from_micros(100) };
+        let cost = FakeCost { step: Duration::from_millis(1), token: Duration::from_micros(100) };
         Self { vocab: 64, context: 512, block_size: 4, cost }
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn say(
         sequence.output.held.push_back((logprob(chosen), was_drafted));
         let piece = sequence.output.text.push_id(bytes, id);
         let stopped = piece.stop.is_some();
-        said.add(job, sequence, piece);
+        said.add(job, sequence, &piece);
         if stopped {
             said.finish = Some(FinishReason::Stop);
             said.trimmed += sequence.output.text.trimmed() as u64;
@@ -125,10 +125,10 @@ impl Said {
     /// Gives out everything that was held back.
     fn close(&mut self, job: &mut Job, sequence: &mut Sequence) {
         let piece = sequence.output.text.finish();
-        self.add(job, sequence, piece);
+        self.add(job, sequence, &piece);
     }
 
-    fn add(&mut self, job: &mut Job, sequence: &mut Sequence, piece: Piece) {
+    fn add(&mut self, job: &mut Job, sequence: &mut Sequence, piece: &Piece) {
         self.tokens.text.push_str(&piece.text);
         for (token, drafted) in sequence.output.held.drain(..piece.visible) {
             self.tokens.ids.push(token.id);

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 /// Shortest and longest time that a refusal for lack of room names.
-const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// A handle to a running engine.
 #[derive(Clone)]

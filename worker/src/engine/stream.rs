@@ -51,6 +51,10 @@ pub(super) fn channel(capacity: usize, mailbox: &Arc<Mailbox>, job: JobId) -> (C
 
 impl ChunkSender {
     /// Queues a chunk, or gives it back if the queue is full; the mailbox then gets `Resumed` when the reader has taken one.
+    #[expect(
+        clippy::result_large_err,
+        reason = "what comes back is the chunk itself, to be queued; it is no error to carry upwards"
+    )]
     pub(super) fn try_send(&self, chunk: Chunk) -> Result<(), Chunk> {
         let mut state = self.0.lock();
         if state.chunks.len() >= self.0.capacity {

@@ -136,12 +136,11 @@ impl EventStream {
         let batch = state.batches.pop_front();
         match &batch {
             Some(batch) if batch.snapshot.is_none() => state.events -= batch.events.len(),
-            Some(_) => {}
             None if state.lost && !state.closed && !self.queue.wants_snapshot.swap(true, Ordering::AcqRel) => {
                 drop(state);
                 (self.ask)();
             }
-            None => {}
+            Some(_) | None => {}
         }
         batch
     }

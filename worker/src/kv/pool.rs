@@ -341,7 +341,7 @@ impl Pool {
                         self.leaves.insert((entry.retention, tick, block));
                     }
                 }
-                None => self.to_free(block),
+                None => self.put_free(block),
             }
         }
     }
@@ -552,11 +552,11 @@ impl Pool {
             }
         }
         if unheld {
-            self.to_free(block);
+            self.put_free(block);
         }
     }
 
-    fn to_free(&mut self, block: BlockId) {
+    fn put_free(&mut self, block: BlockId) {
         self.free.push(block);
         self.log.freed.push(block);
     }

@@ -84,13 +84,17 @@ fn stir(rig: &mut Rig, dice: &mut Dice, readers: &mut Vec<kvasir_worker::engine:
             readers.push(rig.submit(request(tenant, &tokens, dice.below(12) as u32 + 1)));
         }
         4 if !readers.is_empty() => drop(readers.swap_remove(dice.below(readers.len() as u64) as usize)),
-        5 => drop(rig.engine.preempt_one()),
+        5 => {
+            rig.engine.preempt_one();
+        }
         6 if dice.chance(10) => {
             let handle = rig.handle.clone();
             let scope = if dice.chance(30) { FlushScope::All } else { FlushScope::Tenant(kvasir_core::TenantTag("a".into())) };
             rig.command(handle.flush(scope));
         }
-        _ => drop(rig.engine.step()),
+        _ => {
+            rig.engine.step();
+        }
     }
 }
 

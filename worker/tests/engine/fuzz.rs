@@ -138,7 +138,9 @@ impl Model {
         match self.pool.reserve(needed as u32) {
             Ok(new) => {
                 assert_eq!(new.len(), needed);
-                new.iter().for_each(|block| self.memory[*block as usize] = None);
+                for block in &new {
+                    self.memory[*block as usize] = None;
+                }
                 let (published, valid) = (found.len(), found.len() * BLOCK as usize);
                 let blocks = found.into_iter().chain(new).collect();
                 self.live.push(Live { owner, tokens, keys, blocks, published, publishes: true, valid });
@@ -191,7 +193,9 @@ impl Model {
         let shared = self.live[index].blocks[..full].to_vec();
         let rest = self.live[index].tokens.len().div_ceil(BLOCK as usize) - full;
         let Ok(new) = self.pool.reserve(rest as u32) else { return };
-        new.iter().for_each(|block| self.memory[*block as usize] = None);
+        for block in &new {
+            self.memory[*block as usize] = None;
+        }
         self.pool.acquire(&shared);
         let origin = &self.live[index];
         let fork = Live {

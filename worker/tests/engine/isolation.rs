@@ -61,8 +61,8 @@ fn identities() -> Vec<(&'static str, ModelIdentity)> {
         ("adapter named like the weights", with(&|parts| parts.adapter = adapter("weights", 1.0))),
         ("numerics mode", in_numerics(&|numerics| numerics.mode = NumericsMode::Cpu)),
         ("numerics revision", in_numerics(&|numerics| numerics.revision = 2)),
-        ("kv dtype", in_numerics(&|numerics| numerics.kv_dtype = "f16".to_owned())),
-        ("kv layout", in_numerics(&|numerics| numerics.kv_layout = "rows".to_owned())),
+        ("kv dtype", in_numerics(&|numerics| "f16".clone_into(&mut numerics.kv_dtype))),
+        ("kv layout", in_numerics(&|numerics| "rows".clone_into(&mut numerics.kv_layout))),
         ("parallel degree", in_numerics(&|numerics| numerics.parallel_degree = 2)),
         ("block size", in_numerics(&|numerics| numerics.block_size = 8)),
     ]
@@ -241,7 +241,9 @@ fn flushes_take_what_they_name_and_held_blocks_lose_their_name() {
         (FlushScope::All, [0, 0, 0, 0]),
     ];
     for (scope, left) in scopes {
-        all.iter().for_each(|change| drop(ask(&mut rig, change)));
+        for change in all {
+            ask(&mut rig, change);
+        }
         let handle = rig.handle.clone();
         rig.command(handle.flush(scope.clone()));
         let cached: Vec<_> = all.iter().map(|change| ask(&mut rig, change)).collect();
@@ -388,12 +390,10 @@ fn auc(prober: &str, trials: u64) -> f64 {
     let mut score = 0.0;
     for (fast, _) in &sent {
         for (slow, _) in &not {
-            score += if fast < slow {
-                1.0
-            } else if fast == slow {
-                0.5
-            } else {
-                0.0
+            score += match fast.cmp(slow) {
+                std::cmp::Ordering::Less => 1.0,
+                std::cmp::Ordering::Equal => 0.5,
+                std::cmp::Ordering::Greater => 0.0,
             };
         }
     }

@@ -116,6 +116,9 @@ pub fn request(tenant: &str, prompt: &[u32], max_tokens: u32) -> Request {
     }
 }
 
+/// Ids, text and the bits of log-probabilities of one choice.
+pub type ChoiceOutput = (Vec<u32>, String, Vec<u32>);
+
 /// Everything that came over a stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
@@ -161,7 +164,7 @@ impl Answer {
     }
 
     /// What must be equal whatever happened on the way: ids, text, bits of log-probabilities, reasons.
-    pub fn output(&self) -> (Vec<(Vec<u32>, String, Vec<u32>)>, Vec<FinishReason>) {
+    pub fn output(&self) -> (Vec<ChoiceOutput>, Vec<FinishReason>) {
         let bits = |choice: &ChoiceAnswer| {
             let values = choice.logprobs.iter();
             let bits = values

@@ -64,6 +64,8 @@ struct World {
     dice: Dice,
     open: Vec<(ChunkReceiver, Answer, usize)>,
     right: u64,
+    /// Step that last ran out of memory.
+    starved_at: u64,
 }
 
 impl World {
@@ -74,7 +76,7 @@ impl World {
         settings.step.chunk_min = 1 + dice.below(8) as u32;
         settings.step.rows_max = 1 + dice.below(8) as usize;
         settings.queue.chunks_max = [1, 2, 256][dice.below(3) as usize];
-        Self { rig: rig(settings), dice, open: Vec::new(), right: 0 }
+        Self { rig: rig(settings), dice, open: Vec::new(), right: 0, starved_at: 0 }
     }
 
     fn act(&mut self) {
@@ -88,7 +90,9 @@ impl World {
                 let index = self.dice.below(self.open.len() as u64) as usize;
                 self.open.swap_remove(index);
             }
-            6 => drop(self.rig.engine.preempt_one()),
+            6 => {
+                self.rig.engine.preempt_one();
+            }
             7 => self.interrupted_step(),
             8 if self.dice.chance(10) => {
                 let handle = self.rig.handle.clone();
@@ -99,9 +103,15 @@ impl World {
                 let at = self.rig.engine.pool().allocations() + 1 + self.dice.below(3);
                 self.rig.engine.fail_allocation_at(Some(at));
             }
-            10 if self.dice.chance(10) => self.rig.control.out_of_memory_at(self.rig.control.runs() + 1),
+            // Never three in a row: those fail a request by contract.
+            10 if self.dice.chance(10) && self.rig.control.runs() > self.starved_at + 2 => {
+                self.starved_at = self.rig.control.runs() + 1;
+                self.rig.control.out_of_memory_at(self.starved_at);
+            }
             11..=13 => self.read(),
-            _ => drop(self.rig.engine.step()),
+            _ => {
+                self.rig.engine.step();
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// No wait in these tests may take longer.
-const BOUND: Duration = Duration::from_secs(60);
+const BOUND: Duration = Duration::from_mins(1);
 
 fn spawn(settings: kvasir_worker::engine::EngineSettings) -> (EngineHandle, EngineThread) {
     let model = FakeModel::default();
