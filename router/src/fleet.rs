@@ -13,8 +13,6 @@
 mod catalog;
 mod link;
 pub(crate) use link::random_unit;
-#[cfg(test)]
-mod tests;
 
 use crate::discover::{Change, Discover, Endpoint};
 use crate::index::{Index, MemberId, Trust};

@@ -14,6 +14,7 @@ pub use text::{END_TOKEN, artifacts};
 
 use engine::Engine;
 use kvasir_core::{CacheEvent, Error, IdentityParts, Incarnation, ModelIdentity, Reason};
+use kvasir_model::Artifacts;
 use kvasir_proto::auth::{Access, BearerSecret, Guard};
 use kvasir_proto::worker::worker_server::WorkerServer;
 use service::Service;
@@ -61,8 +62,14 @@ impl MockError {
 // === impl MockWorker ===
 
 impl MockWorker {
-    /// Starts a mock worker; port 0 takes a free one.
+    /// Starts a mock worker whose tokens are bytes; port 0 takes a free one.
     pub fn start(settings: MockSettings, address: SocketAddr, secret: Option<BearerSecret>) -> Result<Self, MockError> {
+        let text = artifacts(settings.context);
+        Self::start_with(settings, text, address, secret)
+    }
+
+    /// Starts a mock worker with the tokenizer and template of a real model.
+    pub fn start_with(settings: MockSettings, text: Artifacts, address: SocketAddr, secret: Option<BearerSecret>) -> Result<Self, MockError> {
         let io = |source| MockError::Io { address, source };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("mock-worker").enable_all().build().map_err(io)?;
         let listener = std::net::TcpListener::bind(address).map_err(io)?;
@@ -73,7 +80,7 @@ impl MockWorker {
             let _inside = runtime.enter();
             TcpListener::from_std(listener).map_err(io)?
         };
-        let engine = Arc::new(Engine::new(settings)?);
+        let engine = Arc::new(Engine::new(settings, text)?);
         let guard = Guard::new(secret.map_or(Access::Verified, Access::Bearer));
         let service = WorkerServer::new(Service::new(Arc::clone(&engine)));
         let service = tonic::service::interceptor::InterceptedService::new(service, guard);

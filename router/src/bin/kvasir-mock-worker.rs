@@ -1,6 +1,7 @@
 //! `kvasir-mock-worker`: simulated workers for benchmarks and trials of the router; prints one address a line, then runs until a signal.
 
 use clap::Parser;
+use kvasir_model::ModelFile;
 use kvasir_proto::auth::BearerSecret;
 use kvasir_router::mock::{MockSettings, MockWorker};
 use kvasir_telemetry::{LogFormat, init_log};
@@ -26,6 +27,10 @@ struct Args {
     /// Name of the model.
     #[arg(long, default_value = "mock", value_name = "NAME")]
     model: String,
+
+    /// Model file or folder whose tokenizer and template the workers announce; without it each byte is a token.
+    #[arg(long, value_name = "PATH")]
+    text: Option<PathBuf>,
 
     /// Tokens per block.
     #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -66,6 +71,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     init_log("info", LogFormat::Text)?;
     let secret = args.secret_file.as_ref().map(std::fs::read_to_string).transpose()?;
     let secret = secret.as_deref().map(BearerSecret::new).transpose()?;
+    let text = args.text.as_deref().map(|path| ModelFile::open(path).and_then(|file| file.artifacts())).transpose()?;
     let mut workers = Vec::new();
     for number in 0..args.workers {
         let port = if args.listen.port() == 0 { 0 } else { args.listen.port() + number };
@@ -79,7 +85,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             tokens_per_message: args.tokens_per_message,
             ..MockSettings::default()
         };
-        let worker = MockWorker::start(settings, SocketAddr::new(args.listen.ip(), port), secret.clone())?;
+        let address = SocketAddr::new(args.listen.ip(), port);
+        let worker = match text.clone() {
+            Some(text) => MockWorker::start_with(settings, text, address, secret.clone())?,
+            None => MockWorker::start(settings, address, secret.clone())?,
+        };
         writeln!(std::io::stdout(), "{}", worker.address())?;
         workers.push(worker);
     }

@@ -1,6 +1,6 @@
 //! The simulated engine: one prefill at a time, decoding at a set pace, a true block cache.
 
-use super::text::{END_TOKEN, artifacts};
+use super::text::END_TOKEN;
 use kvasir_core::{
     BlockKey, CacheEvent, CacheMode, Chunk, Contract, Counters, Digest, Error, EventBatch, FinishReason, Finished, Framer, IdentityParts,
     Incarnation, MissReason, ModelIdentity, NumericsMode, NumericsParts, Reason, RemovalCause, Request, Started, State as TimeState, StateTimes,
@@ -124,8 +124,7 @@ impl Default for MockSettings {
 // === impl Engine ===
 
 impl Engine {
-    pub(super) fn new(settings: MockSettings) -> Result<Self, TextError> {
-        let artifacts = artifacts(settings.context);
+    pub(super) fn new(settings: MockSettings, artifacts: Artifacts) -> Result<Self, TextError> {
         let text = Text::from_artifacts(&artifacts)?;
         let numerics = NumericsParts {
             mode: NumericsMode::Fake,
@@ -290,7 +289,7 @@ impl Engine {
             return;
         }
         let prefill = Instant::now();
-        sleep(self.settings.prefill_token * computed).await;
+        pause(self.settings.prefill_token * computed).await;
         drop(turn);
         open.computed();
         states.add(TimeState::Prefill, prefill.elapsed());
@@ -325,7 +324,7 @@ impl Engine {
                 return None;
             }
             let count = self.settings.tokens_per_message.max(1).min(request.stop.max_tokens - position);
-            sleep(self.settings.decode_token * count).await;
+            pause(self.settings.decode_token * count).await;
             for choice in 0..request.sampling.n {
                 let ids: Vec<u32> = (position..position + count).map(|at| token(request, choice, at)).collect();
                 let text = ids.iter().map(|id| char::from(*id as u8)).collect();
@@ -454,6 +453,11 @@ impl Drop for Open<'_> {
         self.computed();
         self.0.lock().levels.open -= 1;
     }
+}
+
+/// Lets time pass; without any, others have their turn, so that each message leaves on its own. (A sleep of 0 takes a tick of 1 ms.)
+async fn pause(time: Duration) {
+    if time.is_zero() { tokio::task::yield_now().await } else { sleep(time).await }
 }
 
 /// The output token of a choice at a position: a printable character that depends on prompt, seed, choice and position.
