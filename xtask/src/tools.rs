@@ -17,6 +17,10 @@ const PYTHON_PACKAGES: &[&str] = &[
 ];
 /// Name of the environment; raise it when the packages change.
 const PYTHON_ENVIRONMENT: &str = "python-1";
+/// Routers of other projects, for the router bench.
+const ROUTER_PACKAGES: &[&str] = &["smg==1.13.0", "vllm-router==0.1.17"];
+/// Name of their environment; raise it when the packages change.
+const ROUTER_ENVIRONMENT: &str = "routers-1";
 const JAEGER_VERSION: &str = "v1.76.0";
 const DENY_VERSION: &str = "0.20.2";
 
@@ -38,18 +42,27 @@ pub fn run(command: &mut Command) -> Result<(), String> {
 
 /// Python of an environment that has the real clients.
 pub fn python() -> Result<PathBuf, String> {
-    let venv = cache()?.join(PYTHON_ENVIRONMENT);
+    Ok(environment(PYTHON_ENVIRONMENT, PYTHON_PACKAGES)?.join("bin/python"))
+}
+
+/// `smg` and `vllm-router`, in this order.
+pub fn routers() -> Result<(PathBuf, PathBuf), String> {
+    let venv = environment(ROUTER_ENVIRONMENT, ROUTER_PACKAGES)?;
+    Ok((venv.join("bin/smg"), venv.join("bin/vllm-router")))
+}
+
+/// A virtual environment with these packages, made once.
+fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
+    let venv = cache()?.join(name);
     let python = venv.join("bin/python");
     let done = venv.join("complete");
     if !done.exists() {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
             .map_err(|error| format!("{error}; install Python 3 with venv and pip"))?;
-        run(Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
-            .args(PYTHON_PACKAGES))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages))?;
         fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))?;
     }
-    Ok(python)
+    Ok(venv)
 }
 
 /// A real Jaeger (v2 binary: OTLP on 4317, query API on 16686).

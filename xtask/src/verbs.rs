@@ -109,10 +109,17 @@ pub fn bench(what: &str, quick: bool, json: Option<&str>) -> Outcome {
     if let Some(file) = json {
         command.args(["--json", file]);
     }
+    if what == "router" {
+        let (smg, vllm_router) = tools::routers()?;
+        command.arg("--smg").arg(smg).arg("--vllm-router").arg(vllm_router);
+    }
     run(&mut command)
 }
 
-/// `cargo xtask soak`
+/// `cargo xtask soak`: the gate's fuzz and simulation with `factor` times the operations.
 pub fn soak(factor: u32) -> Outcome {
-    run(cargo(&["test", "--profile", "ci", "--workspace"]).env("KVASIR_SOAK_FACTOR", factor.to_string()))
+    let times = |base: u64| (base * u64::from(factor)).to_string();
+    run(cargo(&["test", "--profile", "ci", "--workspace"])
+        .env("KVASIR_FUZZ_OPERATIONS", times(1_000_000))
+        .env("KVASIR_INTERLEAVINGS", times(3_000)))
 }
