@@ -162,6 +162,8 @@ pub struct DemoArgs {
 pub enum BenchCommand {
     /// TTFT warm against cold on a shared prefix, and the cost of hashing and lookup.
     Prefix(BenchArgs),
+    /// CPU per request, throughput and latency of the router beside smg and vllm-router, in front of engines without work.
+    Router(RouterBenchArgs),
 }
 
 /// Options of every benchmark.
@@ -174,6 +176,26 @@ pub struct BenchArgs {
     /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// `kvasir bench router`
+#[derive(Args, Debug, Clone)]
+pub struct RouterBenchArgs {
+    /// Options of every benchmark.
+    #[command(flatten)]
+    pub common: BenchArgs,
+
+    /// Program `smg` (PyPI).
+    #[arg(long, env = "KVASIR_BENCH_SMG", value_name = "PATH")]
+    pub smg: PathBuf,
+
+    /// Program `vllm-router` (PyPI).
+    #[arg(long, env = "KVASIR_BENCH_VLLM_ROUTER", value_name = "PATH")]
+    pub vllm_router: PathBuf,
+
+    /// Folder of kvasir-router and kvasir-mock-worker; this program's own by default.
+    #[arg(long, value_name = "DIR")]
+    pub binaries: Option<PathBuf>,
 }
 
 // === impl Cli ===

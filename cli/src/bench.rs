@@ -3,13 +3,15 @@
 //! Owns the shape of a report. Timing decides no test: a bench prints and, where a floor is stated, says whether it holds.
 
 mod prefix;
+mod router;
 
 pub use prefix::prefix;
+pub use router::{RouterBenchError, router};
 
 use crate::args::BenchArgs;
 use crate::client::ClientError;
 use crate::local::LocalError;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::PathBuf;
 
@@ -22,6 +24,9 @@ pub enum BenchError {
     /// A request failed.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// The router bench.
+    #[error(transparent)]
+    Router(#[from] RouterBenchError),
     /// The report could not be written.
     #[error("cannot write {path}: {source}")]
     Write {
@@ -61,6 +66,7 @@ pub struct Report {
     name: &'static str,
     conditions: Value,
     rows: Vec<Row>,
+    detail: Map<String, Value>,
 }
 
 // === impl Row ===
@@ -81,12 +87,17 @@ impl Row {
 impl Report {
     /// An empty report under stated conditions.
     pub fn new(name: &'static str, conditions: Value) -> Self {
-        Self { name, conditions, rows: Vec::new() }
+        Self { name, conditions, rows: Vec::new(), detail: Map::new() }
     }
 
     /// Adds a figure.
     pub fn push(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// Adds figures that only the JSON shows.
+    pub fn detail(&mut self, detail: Map<String, Value>) {
+        self.detail = detail;
     }
 
     /// Prints the table and writes JSON where asked.
@@ -122,7 +133,10 @@ impl Report {
                 })
             })
             .collect();
-        json!({ "bench": self.name, "machine": crate::version::machine(), "commit": crate::version::COMMIT, "conditions": self.conditions, "rows": rows })
+        json!({
+            "bench": self.name, "machine": crate::version::machine(), "commit": crate::version::COMMIT, "conditions": self.conditions, "rows": rows,
+            "detail": self.detail,
+        })
     }
 }
 

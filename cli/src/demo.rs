@@ -5,6 +5,7 @@ use crate::args::{DemoArgs, LocalArgs};
 use crate::client::{Answer, Client, ClientError};
 use crate::local::{Fleet, LocalError};
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 use std::path::Path;
 
 /// Tokens of the shared system prompt, at least.
@@ -125,7 +126,8 @@ async fn ask(client: &Client, model: &str, system: &str, question: &str, cache: 
 async fn system_prompt(client: &Client, model: &str) -> Result<String, ClientError> {
     let mut text = String::new();
     for number in 1.. {
-        text.push_str(&format!("Rule {number}. {HOUSE_RULE}\n"));
+        // Writing into a String cannot fail.
+        let _infallible = writeln!(text, "Rule {number}. {HOUSE_RULE}");
         if number % 8 == 0 {
             let counted = client.post("/tokenize", &json!({"model": model, "prompt": text})).await?;
             let count =

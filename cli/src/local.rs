@@ -30,7 +30,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the router to know all workers.
-const READY_MAX: Duration = Duration::from_secs(60);
+const READY_MAX: Duration = Duration::from_mins(1);
 /// Time that running streams get at the end.
 const GRACE: Duration = Duration::from_secs(10);
 /// Bytes of a pool secret that is made here.

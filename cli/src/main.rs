@@ -29,8 +29,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         Command::Local(args) => tokio::runtime::Runtime::new()?.block_on(local::run(args, &cache, &state))?,
         Command::Demo(args) => tokio::runtime::Runtime::new()?.block_on(demo::run(args, &cache, &state))?,
         Command::Bench(BenchCommand::Prefix(args)) => {
-            tokio::runtime::Runtime::new()?.block_on(bench::prefix(args, &cache, &state))?
+            tokio::runtime::Runtime::new()?.block_on(bench::prefix(args, &cache, &state))?;
         }
+        Command::Bench(BenchCommand::Router(args)) => tokio::runtime::Runtime::new()?.block_on(bench::router(args, &cache))?,
     }
     Ok(())
 }

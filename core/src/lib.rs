@@ -34,8 +34,8 @@ pub use output::{
 };
 pub use reason::Reason;
 pub use request::{
-    CacheMode, CachePolicy, Contract, Grammar, LogitBias, Request, RequestId, Sampling, Speculation, SpeculationMode, Stop,
-    TenantTag, TraceContext,
+    CHOICES_PER_REQUEST_MAX, CacheMode, CachePolicy, Contract, Grammar, LogitBias, Request, RequestId, Sampling, Speculation,
+    SpeculationMode, Stop, TenantTag, TraceContext,
 };
 pub use secret::{PoolSecret, SecretEpoch};
 

@@ -18,6 +18,10 @@ pub type Choice = u32;
 
 /// One message of a request's output stream.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "`Failed` is the large one and ends a stream: boxing it would cost the common chunks nothing and callers a dereference"
+)]
 pub enum Chunk {
     /// The request was admitted to the engine.
     Started(Started),

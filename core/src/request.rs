@@ -81,6 +81,11 @@ pub enum CacheMode {
     Off,
 }
 
+/// Most choices of one request: half of the sequences that a worker steps at once by default, so that one request never fills it.
+///
+/// Doors refuse more by name; workers hold to the same number.
+pub const CHOICES_PER_REQUEST_MAX: u32 = 32;
+
 /// How tokens are chosen; ranges were checked at the door.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sampling {

@@ -7,11 +7,13 @@
 //! 1. A stream that just stops is a failure, never a short success.
 //! 2. Choices of prompt `p` are numbered from `p * n`.
 //! 3. One failed request fails the call and cancels the others.
+//! 4. When the server has no time left ([`Ending`]) the answer fails, and what was handed out until then is its usage.
 
 use crate::call::Call;
 use crate::params::Wishes;
 use crate::prepare::Batch;
 use crate::serve::{Prepared, Receipt, ReceiptSlot, Serve, ServedModel};
+use crate::server::Ending;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream, SelectAll};
 use kvasir_core::{
@@ -19,7 +21,11 @@ use kvasir_core::{
     Tokens, Usage,
 };
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
+
+/// When to come back to a server that stops: another one, or the next life of this one, takes about this long.
+const STOPPING_RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// One step of an answer.
 #[derive(Debug)]
@@ -66,6 +72,9 @@ pub(crate) struct Answer {
     last_output: Vec<Option<Instant>>,
     seed: u64,
     report: bool,
+    /// Output tokens handed out.
+    delivered: u32,
+    ending: Option<Ending>,
     ended: bool,
 }
 
@@ -91,8 +100,8 @@ pub(crate) struct Head {
 // === impl Answer ===
 
 impl Answer {
-    /// Hands every request of a call over. Nothing runs until the answer is polled.
-    pub(crate) fn start(serve: &Arc<dyn Serve>, batch: Batch, call: Call) -> (Head, Self) {
+    /// Hands every request of a call over. Nothing runs until the answer is polled. `ending` is that of the server that the call came through.
+    pub(crate) fn start(serve: &Arc<dyn Serve>, batch: Batch, call: Call, ending: Option<Ending>) -> (Head, Self) {
         let Batch { model, prepared, wishes, echoes, prompts } = batch;
         let id = prepared.first().map(|first| first.request.id.to_string()).unwrap_or_default();
         let parts: Vec<Part> =
@@ -107,6 +116,8 @@ impl Answer {
             choices_per_part: n,
             seed: wishes.sampling.seed,
             report: wishes.report,
+            delivered: 0,
+            ending,
             ended: false,
         };
         (Head { id, model, wishes, echoes, prompts }, answer)
@@ -120,7 +131,12 @@ impl Answer {
     /// The next event; `None` after the end. Safe to cancel.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         while !self.ended {
-            let event = match self.chunks.next().await {
+            let chunk = tokio::select! {
+                biased;
+                () = over(&mut self.ending) => return Some(self.stopping()),
+                chunk = self.chunks.next() => chunk,
+            };
+            let event = match chunk {
                 Some((part, chunk)) => self.take(part, chunk),
                 None => Some(self.fail(Error::new(Reason::Internal, "no request was started"), StateTimes::default(), None)),
             };
@@ -153,12 +169,25 @@ impl Answer {
         }
     }
 
+    fn stopping(&mut self) -> Event {
+        let error = Error::new(Reason::Draining, "the server stops and its grace period is over; send the request again")
+            .with_retry_after(STOPPING_RETRY_AFTER);
+        let mut usage = Usage { completion_tokens: self.delivered, ..Usage::default() };
+        for started in self.parts.iter().filter_map(|part| part.started.as_ref()) {
+            let cached: u32 = started.hits.iter().map(|hit| hit.tokens).sum();
+            usage.cached_tokens += cached;
+            usage.prompt_tokens += cached + started.computed;
+        }
+        self.fail(error, StateTimes::default(), Some(usage))
+    }
+
     fn output(&mut self, part: usize, mut tokens: Tokens) -> Event {
         if tokens.choice >= self.choices_per_part {
             let message = format!("output for choice {} of {} arrived", tokens.choice, self.choices_per_part);
             return self.fail(Error::new(Reason::Internal, message), StateTimes::default(), None);
         }
         tokens.choice += part as u32 * self.choices_per_part;
+        self.delivered += tokens.ids.len() as u32;
         let now = Instant::now();
         self.call.output();
         if let Some(last) = self.last_output.get_mut(tokens.choice as usize)
@@ -232,6 +261,13 @@ impl Answer {
         self.call.fail(&error, usage.unwrap_or_default(), states);
         self.chunks.clear();
         Event::Failed(error)
+    }
+}
+
+async fn over(ending: &mut Option<Ending>) {
+    match ending {
+        Some(ending) => ending.over().await,
+        None => std::future::pending().await,
     }
 }
 

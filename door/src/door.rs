@@ -9,6 +9,7 @@ use crate::auth::{Tenant, Tenants, gate};
 use crate::call::{Call, Route};
 use crate::prepare::{Origin, Preparer};
 use crate::serve::Serve;
+use crate::server::Ending;
 use crate::{grpc, openai};
 use axum::Router;
 use axum::extract::Request;
@@ -146,7 +147,13 @@ impl Door {
     }
 
     /// Prepares a call and hands it over; an error is recorded as the call's end.
-    pub(crate) async fn start(&self, mut call: Call, tenant: &Tenant, ask: Ask) -> Result<(Head, Answer), Error> {
+    pub(crate) async fn start(
+        &self,
+        mut call: Call,
+        tenant: &Tenant,
+        ask: Ask,
+        ending: Option<Ending>,
+    ) -> Result<(Head, Answer), Error> {
         let trace = call.span().context();
         let trace = trace.map(|context| TraceContext { traceparent: context.traceparent, tracestate: context.tracestate });
         let origin = Origin { tenant, received: call.received(), trace };
@@ -154,7 +161,7 @@ impl Door {
         match self.0.preparer.prepare(&catalog, ask, origin).await {
             Ok(batch) => {
                 call.model(&batch.model.name);
-                Ok(Answer::start(&self.0.serve, batch, call))
+                Ok(Answer::start(&self.0.serve, batch, call, ending))
             }
             Err(error) => {
                 call.fail(&error, Default::default(), Default::default());

@@ -9,6 +9,8 @@ use kvasir_core::{
 use std::fmt::Display;
 use std::time::Duration;
 
+/// Most choices of one prompt: what a worker takes as one request.
+pub const CHOICES_PER_PROMPT_MAX: u32 = kvasir_core::CHOICES_PER_REQUEST_MAX;
 /// Most choices over all prompts of one request.
 pub const CHOICES_MAX: u32 = 128;
 /// Most stop strings (OpenAI).
@@ -33,6 +35,9 @@ pub const DURATION_MAX: Duration = Duration::from_hours(24);
 pub const DRAFT_TOKENS_MAX: i64 = 64;
 /// Temperatures below this are greedy: at 0.001 a token that is 0.1 less likely in log-probability has odds of e^-100.
 pub const TEMPERATURE_MIN: f64 = 0.001;
+
+/// Most digits of a number in a message; any `i64` fits.
+const NUMBER_SHOWN_MAX: usize = 24;
 
 /// Parameters as a door read them: typed, not yet checked. Absent means the default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -117,7 +122,10 @@ pub(crate) fn in_range<T: PartialOrd + Display + Copy>(field: &str, value: T, mi
     if value >= min && value <= max {
         Ok(value)
     } else {
-        Err(Error::invalid(field, format!("`{field}` = {value} is out of range; give a value between {min} and {max}")))
+        // A number near the end of its type's range has hundreds of digits.
+        let shown: String = value.to_string();
+        let shown = if shown.len() > NUMBER_SHOWN_MAX { format!("{}…", &shown[..NUMBER_SHOWN_MAX]) } else { shown };
+        Err(Error::invalid(field, format!("`{field}` = {shown} is out of range; give a value between {min} and {max}")))
     }
 }
 
@@ -177,7 +185,7 @@ impl Knobs {
         // vLLM writes "all" as -1.
         let top_k = in_range("top_k", self.top_k.unwrap_or(0), -1, i64::from(i32::MAX))?.max(0) as u32;
         let repetition_penalty = real("repetition_penalty", self.repetition_penalty, 1.0, 0.01, 10.0)?;
-        let n = in_range("n", self.n.unwrap_or(1), 1, i64::from(CHOICES_MAX))? as u32;
+        let n = in_range("n", self.n.unwrap_or(1), 1, i64::from(CHOICES_PER_PROMPT_MAX))? as u32;
         let logprobs_name = self.logprobs_name.unwrap_or("logprobs");
         let logprobs = self.logprobs.map(|value| in_range(logprobs_name, value, 0, LOGPROBS_MAX)).transpose()?;
         let logprobs = logprobs.map(|value| value as u32);

@@ -52,14 +52,22 @@ pub(crate) struct Origin<'a> {
     pub(crate) trace: Option<TraceContext>,
 }
 
+/// When to come back while no worker has described itself: about the time that a small model takes to load.
+const EMPTY_RETRY_AFTER: Duration = Duration::from_secs(2);
+
 /// Finds the model that a client means.
 ///
-/// An absent name means the only model, when exactly one is served; any other name has to be a served one to the letter.
+/// An absent name means the only model, when exactly one is served; any other name has to be a served one to the letter. While nothing is
+/// served, no name is known to be wrong: the answer is to come back, not that the model does not exist.
 pub(crate) fn find_model<'a>(catalog: &'a Catalog, name: Option<&str>) -> Result<&'a ServedModel, Error> {
+    if catalog.models.is_empty() {
+        let message = "no worker has said yet which models it serves; retry in a moment";
+        return Err(Error::new(Reason::NoWorker, message).with_retry_after(EMPTY_RETRY_AFTER));
+    }
     let served = || {
         const SHOWN_MAX: usize = 8;
         let names: Vec<_> = catalog.models.iter().take(SHOWN_MAX).map(|model| format!("\"{}\"", model.name)).collect();
-        if names.is_empty() { "no model is served right now".to_owned() } else { format!("served are {}", names.join(", ")) }
+        format!("served are {}", names.join(", "))
     };
     let missing = |message: String| Error::new(Reason::ModelNotFound, message).with_field("model");
     match (name, catalog.models.as_slice()) {

@@ -1,9 +1,10 @@
 //! Serves a router on a listener: HTTP/1.1 and HTTP/2 (also without TLS), with a graceful end.
 //!
 //! Owns connections and their limits. Refuses to know routes. Flow of the end: stop accepting, tell each connection to finish what it has begun,
-//! wait for [`ServerSettings::grace`], then close what is left, which cancels its work.
+//! wait for [`ServerSettings::grace`], tell each request that is left that its time is over ([`Ending`], so that a stream ends with an error
+//! and not just so), wait for [`LAST_WORDS`], then close what is left, which cancels its work.
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -14,7 +15,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Limits of a server.
@@ -32,6 +33,13 @@ pub struct ServerSettings {
     pub grace: Duration,
 }
 
+/// Tells a request that its server has no time left; travels with each request as an extension.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending(watch::Receiver<bool>);
+
+/// Time that requests get to say how they ended: they only have to be written to a socket.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -45,6 +53,8 @@ pub async fn serve(
     let builder = Arc::new(settings.builder());
     let places = Arc::new(Semaphore::new(settings.connections_max));
     let graceful = GracefulShutdown::new();
+    let (over, ending) = watch::channel(false);
+    let router = router.layer(Extension(Ending(ending)));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
@@ -80,8 +90,13 @@ pub async fn serve(
         });
     }
     drop(listener);
-    if tokio::time::timeout(settings.grace, graceful.shutdown()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "connections are closed although they have running requests");
+    let mut finished = pin!(graceful.shutdown());
+    if tokio::time::timeout(settings.grace, &mut finished).await.is_err() {
+        tracing::warn!(connections = connections.len(), "the grace period is over; running requests are ended with an error");
+        over.send_replace(true);
+        if tokio::time::timeout(LAST_WORDS, finished).await.is_err() {
+            tracing::warn!("connections are closed although they have running requests");
+        }
     }
     connections.shutdown().await;
     Ok(())
@@ -90,6 +105,17 @@ pub async fn serve(
 fn is_of_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+// === impl Ending ===
+
+impl Ending {
+    /// Waits until the time is over; a server that has ended otherwise says nothing more.
+    pub(crate) async fn over(&mut self) {
+        if self.0.wait_for(|over| *over).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 // === impl ServerSettings ===

@@ -306,10 +306,14 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(router: axum::Router) -> Self {
+        Self::with_grace(router, Duration::from_secs(5)).await
+    }
+
+    pub(crate) async fn with_grace(router: axum::Router, grace: Duration) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let settings = crate::ServerSettings { grace: Duration::from_secs(5), ..crate::ServerSettings::default() };
+        let settings = crate::ServerSettings { grace, ..crate::ServerSettings::default() };
         let server = tokio::spawn(crate::serve(listener, router, settings, async {
             let _either = stopped.await;
         }));

@@ -18,7 +18,9 @@ pub enum KernelError {
         want: usize,
     },
     /// A row length that the format cannot hold.
-    #[error("`{field}` is {got}, not a multiple of {multiple}, the block length of {format}; the tensor's shape or type is wrong")]
+    #[error(
+        "`{field}` is {got}, not a multiple of {multiple}, the block length of {format}; the tensor's shape or type is wrong"
+    )]
     Multiple {
         /// The argument.
         field: &'static str,

@@ -11,10 +11,7 @@
 //! - *instruction set*: [`Isa`]; chosen at run time, never at compile time.
 //!
 //! The crate knows nothing of models, requests or caches.
-#![allow(
-    clippy::inline_always,
-    reason = "vector code takes on the features of its caller only when it is inlined there"
-)]
+#![allow(clippy::inline_always, reason = "vector code takes on the features of its caller only when it is inlined there")]
 #![allow(
     unsafe_code,
     reason = "vector intrinsics and sharing one output buffer between the pool's threads; each use says why it is sound"

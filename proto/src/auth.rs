@@ -166,7 +166,9 @@ mod tests {
         let guard = guard();
         assert_eq!(guard.check(Some(format!("Bearer {SECRET}").as_bytes())), Ok(()));
         assert_eq!(guard.check(Some(format!("bearer {SECRET}").as_bytes())), Ok(()));
-        for wrong in ["", "Bearer", "Bearer ", "Basic 0123456789abcdef", SECRET, "Bearer 0123456789abcdeF", "Bearer 0123456789abcdef0"] {
+        for wrong in
+            ["", "Bearer", "Bearer ", "Basic 0123456789abcdef", SECRET, "Bearer 0123456789abcdeF", "Bearer 0123456789abcdef0"]
+        {
             let error = guard.check(Some(wrong.as_bytes())).unwrap_err();
             assert_eq!(error.reason, Reason::Unauthenticated, "{wrong}");
         }

@@ -23,7 +23,8 @@ pub use load::{load_from_wire, load_to_wire, tier_load_from_wire, tier_load_to_w
 pub use request::{CHOICES_MAX, LOGPROBS_MAX, PROMPT_TOKENS_MAX, request_from_wire, request_to_wire};
 pub use words::{
     cache_mode_from_wire, cache_mode_to_wire, contract_from_wire, contract_to_wire, finish_reason_to_wire, miss_reason_to_wire,
-    speculation_mode_from_wire, speculation_mode_to_wire, state_to_wire, states_to_wire, tier_from_wire, tier_to_wire, usage_to_wire,
+    speculation_mode_from_wire, speculation_mode_to_wire, state_to_wire, states_to_wire, tier_from_wire, tier_to_wire,
+    usage_to_wire,
 };
 
 use kvasir_core::{Digest, Error, Reason};

@@ -13,8 +13,8 @@ mod describe;
 mod redact;
 
 pub use describe::{
-    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState, ModelDescription, Phase,
-    Role, TierCapacity,
+    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState,
+    ModelDescription, Phase, Role, TierCapacity,
 };
 
 /// `kvasir.inference.v1`: what clients speak.

@@ -3,8 +3,8 @@
 //! Owns the wire form of the fleet's view. Refuses to change anything but the active secret. Called by the operator and by people, each of whom
 //! shows the pool's bearer secret (the guard is put around it where it is served).
 
-use crate::fleet::Fleet;
 use crate::admit::Admission;
+use crate::fleet::Fleet;
 use crate::index::Trust;
 use crate::secrets::Secrets;
 use crate::view::{Readiness, WorkerView};

@@ -181,7 +181,8 @@ impl Shared {
         if state.queue.is_empty() && state.fits(&self.settings, ticket.tokens) {
             return Ok(Entered::Running(self.admit(&mut state, ticket.tokens)));
         }
-        let full = state.queue.len() >= self.settings.queue_max || state.queue_tokens + ticket.tokens > self.settings.queue_tokens_max;
+        let full =
+            state.queue.len() >= self.settings.queue_max || state.queue_tokens + ticket.tokens > self.settings.queue_tokens_max;
         if full {
             let message = format!("{} requests run and {} wait; the queue is full", state.running, state.queue.len());
             drop(state);

@@ -80,7 +80,13 @@ pub struct TrustArgs {
     pub secret_file: PathBuf,
 
     /// Files with pool secrets, at least 16 bytes each: the first derives reuse domains, others are loaded for a rotation.
-    #[arg(long = "pool-secret-file", env = "KVASIR_POOL_SECRET_FILE", value_name = "FILE", value_delimiter = ',', required = true)]
+    #[arg(
+        long = "pool-secret-file",
+        env = "KVASIR_POOL_SECRET_FILE",
+        value_name = "FILE",
+        value_delimiter = ',',
+        required = true
+    )]
     pub pool_secret_files: Vec<PathBuf>,
 
     /// Tenants (TOML); without it everyone is the tenant `default`.
@@ -257,8 +263,21 @@ mod tests {
     fn flags_become_settings_and_the_command_is_consistent() {
         Args::command().debug_assert();
         let line = [
-            "kvasir-router", "--worker", "a:1,b:2", "--worker", "http://c:3", "--secret-file", "s", "--pool-secret-file", "p,q", "--admin", "127.0.0.1:0",
-            "--running", "7", "--index-mib", "2",
+            "kvasir-router",
+            "--worker",
+            "a:1,b:2",
+            "--worker",
+            "http://c:3",
+            "--secret-file",
+            "s",
+            "--pool-secret-file",
+            "p,q",
+            "--admin",
+            "127.0.0.1:0",
+            "--running",
+            "7",
+            "--index-mib",
+            "2",
         ];
         let args = Args::try_parse_from(line).unwrap();
         let secret = |text: &str| PoolSecret::new(text.as_bytes()).unwrap();
@@ -273,7 +292,8 @@ mod tests {
         assert_eq!((settings.router.admit.running_max, settings.router.index_bytes), (7, 2 << 20));
         assert!(settings.admin.is_some() && settings.router.credentials.is_some());
         assert_eq!(settings.pool_secrets.1.len(), 1);
-        let wrong = Args::try_parse_from(["kvasir-router", "--secret-file", "s", "--pool-secret-file", "p", "--worker", "nowhere"]);
+        let wrong =
+            Args::try_parse_from(["kvasir-router", "--secret-file", "s", "--pool-secret-file", "p", "--worker", "nowhere"]);
         assert!(wrong.unwrap_err().to_string().contains("host:port"));
     }
 }

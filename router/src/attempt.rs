@@ -43,7 +43,13 @@ const PACE_TOKENS_MIN: f64 = 8.0;
 
 impl Attempt {
     /// Sends the request; returns when the worker has taken it.
-    pub(crate) async fn open(pick: Pick, work: Work, request: &Request, tracer: &Tracer, metrics: &RouterMetrics) -> Result<Self, CallError> {
+    pub(crate) async fn open(
+        pick: Pick,
+        work: Work,
+        request: &Request,
+        tracer: &Tracer,
+        metrics: &RouterMetrics,
+    ) -> Result<Self, CallError> {
         let live = &pick.worker.live;
         let span = span_of(tracer, &pick, request.trace.as_ref());
         let mut attempt = Self {
@@ -66,7 +72,10 @@ impl Attempt {
             let message = format!("worker {} has no connection", attempt.pick.worker.uid);
             return Err(attempt.failed(CallError { error: Error::new(Reason::WorkerLost, message), answered: false }));
         };
-        let trace = attempt.span.context().map(|context| TraceContext { traceparent: context.traceparent, tracestate: context.tracestate });
+        let trace = attempt
+            .span
+            .context()
+            .map(|context| TraceContext { traceparent: context.traceparent, tracestate: context.tracestate });
         let request = Request { trace, ..request.clone() };
         match client.generate(&request).await {
             Ok(stream) => {

@@ -256,7 +256,8 @@ fn tpot_s(load: &WorkerLoad, rows: f64) -> f64 {
 /// The cost curve at `rows`, linear between points, held flat before the first and extended by the last slope.
 fn curve_s(load: &WorkerLoad, rows: f64) -> Option<f64> {
     let usable = |seconds: f32| seconds.is_finite() && seconds > 0.0;
-    let points = || load.cost.iter().filter(|point| usable(point.seconds)).map(|point| (f64::from(point.rows), f64::from(point.seconds)));
+    let points =
+        || load.cost.iter().filter(|point| usable(point.seconds)).map(|point| (f64::from(point.rows), f64::from(point.seconds)));
     let first = points().next()?;
     let mut before = first;
     let mut last_slope = 0.0;

@@ -113,7 +113,12 @@ const LIVES_SLACK: usize = 64;
 
 impl Fleet {
     /// Starts watching the workers that `discover` names.
-    pub fn start(discover: Box<dyn Discover>, index_bytes: usize, credentials: Option<Credentials>, metrics: RouterMetrics) -> (Self, FleetTask) {
+    pub fn start(
+        discover: Box<dyn Discover>,
+        index_bytes: usize,
+        credentials: Option<Credentials>,
+        metrics: RouterMetrics,
+    ) -> (Self, FleetTask) {
         let (publish, view) = watch::channel(Arc::new(View::default()));
         let index = SharedIndex { index: Arc::new(RwLock::new(Index::new(index_bytes))), start: Instant::now() };
         let total = Arc::new(Total::default());
@@ -198,6 +203,14 @@ impl SharedIndex {
     }
 }
 
+/// Called on a change only: a worker that stays lost is not logged with each try.
+fn log_readiness(endpoint: &Endpoint, readiness: &Readiness) {
+    match readiness.why_not() {
+        None => tracing::info!(worker = %endpoint, "worker is ready"),
+        Some(why) => tracing::warn!(worker = %endpoint, %why, "worker gets no requests"),
+    }
+}
+
 // === impl Owner ===
 
 impl Owner {
@@ -263,14 +276,20 @@ impl Owner {
         let link = Link::new(endpoint.clone(), number, self.links.clone(), self.reports.clone());
         let task = tokio::spawn(link.run()).abort_handle();
         let uid = WorkerUid(endpoint.uri().into());
-        let view = WorkerView::unknown(uid, endpoint.uri().to_owned(), Arc::new(Live::new(Arc::clone(&self.total), Arc::default())));
+        let view =
+            WorkerView::unknown(uid, endpoint.uri().to_owned(), Arc::new(Live::new(Arc::clone(&self.total), Arc::default())));
         self.workers.insert(endpoint, Worker { view, models: Vec::new(), link: number, task });
     }
 
     fn report(&mut self, endpoint: &Endpoint, link: u64, report: Report) {
         let Some(worker) = self.workers.get_mut(endpoint).filter(|worker| worker.link == link) else { return };
         match report {
-            Report::Readiness(readiness) => worker.view.readiness = readiness,
+            Report::Readiness(readiness) => {
+                if worker.view.readiness != readiness {
+                    log_readiness(endpoint, &readiness);
+                }
+                worker.view.readiness = readiness;
+            }
             Report::Load(load, measured) => {
                 let same_life = worker.view.described.as_ref().is_some_and(|described| described.incarnation == load.incarnation);
                 if same_life {
@@ -280,11 +299,13 @@ impl Owner {
             Report::Described { life, models, client } => {
                 let live = self.lives.entry((life.uid.clone(), life.incarnation));
                 let live = live.or_insert_with(|| {
-                    let peers = models.first().map(|model| Arc::clone(self.peers.entry(model.identity).or_default())).unwrap_or_default();
+                    let peers =
+                        models.first().map(|model| Arc::clone(self.peers.entry(model.identity).or_default())).unwrap_or_default();
                     Arc::new(Live::new(Arc::clone(&self.total), peers))
                 });
                 let names = models.iter().map(|model| (model.name.clone(), model.identity)).collect();
-                let described = Described { incarnation: life.incarnation, member: life.member, models: names, block_size: life.block_size };
+                let described =
+                    Described { incarnation: life.incarnation, member: life.member, models: names, block_size: life.block_size };
                 let new_life = worker.view.described.as_ref().is_none_or(|known| known.incarnation != life.incarnation);
                 worker.view.salt = salt_of(&life.uid);
                 worker.view.uid = life.uid;
@@ -321,7 +342,8 @@ impl Owner {
 
     fn view(&self) -> View {
         let complete = self.listed && self.workers.values().all(|worker| worker.view.readiness != Readiness::Unprobed);
-        let catalog = Arc::new(catalog::build(self.workers.values().map(|worker| (&worker.view.readiness, worker.models.as_slice()))));
+        let catalog =
+            Arc::new(catalog::build(self.workers.values().map(|worker| (&worker.view.readiness, worker.models.as_slice()))));
         let mut seen: HashMap<&WorkerUid, &Endpoint> = HashMap::new();
         let workers = self.workers.iter().map(|(endpoint, worker)| {
             let mut view = worker.view.clone();
@@ -341,7 +363,9 @@ impl Owner {
         let index = self.index.read();
         let now = self.index.time(Instant::now());
         let trust = |wanted: Trust| {
-            let of = |worker: &Arc<WorkerView>| worker.described.as_ref().map_or(Trust::Fallback, |described| index.trust(described.member, now));
+            let of = |worker: &Arc<WorkerView>| {
+                worker.described.as_ref().map_or(Trust::Fallback, |described| index.trust(described.member, now))
+            };
             view.workers().iter().filter(|worker| of(worker) == wanted).count() as u64
         };
         let states = [Trust::Exact, Trust::Degraded, Trust::Fallback].map(|state| (state.name(), trust(state)));

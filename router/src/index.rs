@@ -263,11 +263,7 @@ impl Index {
 
     /// Figures for metrics.
     pub fn stats(&self) -> IndexStats {
-        IndexStats {
-            blocks: self.store.len() as u64,
-            bytes: self.store.bytes() as u64,
-            evicted: self.store.evicted(),
-        }
+        IndexStats { blocks: self.store.len() as u64, bytes: self.store.bytes() as u64, evicted: self.store.evicted() }
     }
 
     /// Bytes charged to one tenant.
@@ -275,7 +271,14 @@ impl Index {
         self.store.tenant_bytes(tenant)
     }
 
-    fn longest(&self, chain: &[&Entry], levels: &[(usize, Bits)], affinity: u64, max: usize, now: Duration) -> Vec<(MemberId, Match)> {
+    fn longest(
+        &self,
+        chain: &[&Entry],
+        levels: &[(usize, Bits)],
+        affinity: u64,
+        max: usize,
+        now: Duration,
+    ) -> Vec<(MemberId, Match)> {
         let mut holders: Vec<(MemberId, Match)> = Vec::new();
         let mut deeper: Option<&Bits> = None;
         for (_, reached) in levels.iter().rev() {

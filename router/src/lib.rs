@@ -20,16 +20,16 @@ pub mod mock;
 pub mod pick;
 pub mod rendezvous;
 pub mod retry;
-mod serve;
 mod secrets;
+mod serve;
 mod settings;
 mod start;
 mod texts;
 pub mod view;
 pub mod worker_client;
 
-pub use serve::RouterServe;
 pub use secrets::{Secrets, TenantSource};
+pub use serve::RouterServe;
 pub use settings::RouterSettings;
 pub use start::{RouterRuntime, StartError, StartSettings};
 pub use view::View;

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 /// A running mock worker; dropping it kills it.
 pub struct MockWorker {
@@ -69,9 +69,19 @@ impl MockWorker {
     }
 
     /// Starts a mock worker with the tokenizer and template of a real model.
-    pub fn start_with(settings: MockSettings, text: Artifacts, address: SocketAddr, secret: Option<BearerSecret>) -> Result<Self, MockError> {
+    pub fn start_with(
+        settings: MockSettings,
+        text: Artifacts,
+        address: SocketAddr,
+        secret: Option<BearerSecret>,
+    ) -> Result<Self, MockError> {
         let io = |source| MockError::Io { address, source };
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("mock-worker").enable_all().build().map_err(io)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("mock-worker")
+            .enable_all()
+            .build()
+            .map_err(io)?;
         let listener = std::net::TcpListener::bind(address).map_err(io)?;
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;
@@ -84,9 +94,10 @@ impl MockWorker {
         let guard = Guard::new(secret.map_or(Access::Verified, Access::Bearer));
         let service = WorkerServer::new(Service::new(Arc::clone(&engine)));
         let service = tonic::service::interceptor::InterceptedService::new(service, guard);
-        let incoming = TcpListenerStream::new(listener);
+        // As a real worker: a token that waits for the acknowledgement of the one before is late.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         runtime.spawn(async move {
-            let served = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service).serve_with_incoming(incoming).await;
+            let served = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await;
             if let Err(error) = served {
                 tracing::warn!(%error, "mock worker stopped");
             }

@@ -198,7 +198,14 @@ pub fn pick(
 }
 
 /// The first `count` of the pool in rendezvous order, less those that may not be used now.
-fn usable<'a>(view: &'a View, pool: &[(usize, u64)], affinity: u64, count: usize, placement: &Placement<'_>, at: Moment) -> Vec<&'a Arc<WorkerView>> {
+fn usable<'a>(
+    view: &'a View,
+    pool: &[(usize, u64)],
+    affinity: u64,
+    count: usize,
+    placement: &Placement<'_>,
+    at: Moment,
+) -> Vec<&'a Arc<WorkerView>> {
     rendezvous::first(pool.iter().copied(), affinity, count)
         .into_iter()
         .filter_map(|index| view.workers().get(index))
@@ -242,7 +249,8 @@ fn widen<'a>(
 ) {
     while !rest.is_empty() {
         let Some(best) = candidates.iter().min_by(|a, b| a.terms.score_s().total_cmp(&b.terms.score_s())) else { return };
-        let uncached = f64::from(placement.work.prompt_tokens) - reusable_tokens(&placement.work, &best.credit).iter().sum::<f64>();
+        let uncached =
+            f64::from(placement.work.prompt_tokens) - reusable_tokens(&placement.work, &best.credit).iter().sum::<f64>();
         let cold_s = best.terms.prefill_s * f64::from(placement.work.prompt_tokens) / uncached.max(1.0);
         if best.terms.wait_s <= cold_s {
             return;
@@ -263,7 +271,9 @@ fn nobody(view: &View, placement: &Placement<'_>) -> Error {
         let known = view.workers().iter().filter(|worker| worker.serves(&placement.identity)).count();
         let message = match known {
             0 => "no worker serves the model now; it may be starting or have been replaced".to_owned(),
-            known => format!("none of the {known} workers of the model takes requests now: they are starting, draining or cannot be reached"),
+            known => format!(
+                "none of the {known} workers of the model takes requests now: they are starting, draining or cannot be reached"
+            ),
         };
         Error::new(Reason::NoWorker, message)
     } else {

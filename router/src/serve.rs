@@ -22,7 +22,7 @@ use crate::fleet::Fleet;
 use crate::pick::{Moment, Pick, Placement, pick};
 use crate::retry::Budget;
 use crate::settings::RouterSettings;
-use crate::view::{Readiness, WorkerView};
+use crate::view::{Readiness, View, WorkerView};
 use crate::worker_client::CallError;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
@@ -131,10 +131,21 @@ impl Serve for RouterServe {
         let ready = view.workers().iter().filter(|worker| usable(worker)).count();
         if ready < self.0.settings.ready_workers_min {
             let wanted = self.0.settings.ready_workers_min;
-            return Err(Error::new(Reason::NotReady, format!("{ready} of at least {wanted} workers are ready")));
+            let why = whys(&view, now);
+            return Err(Error::new(Reason::NotReady, format!("{ready} of at least {wanted} workers are ready{why}")));
         }
         Ok(())
     }
+}
+
+/// Why workers cannot be used: of the first few, for the message of `/readyz`.
+fn whys(view: &View, now: Instant) -> String {
+    const SHOWN_MAX: usize = 4;
+    let stale = |worker: &WorkerView| worker.fresh_load(now).is_none().then(|| "its load reports are overdue".to_owned());
+    let why = |worker: &Arc<WorkerView>| {
+        worker.readiness.why_not().or_else(|| stale(worker)).map(|why| format!("; worker {}: {why}", worker.address))
+    };
+    view.workers().iter().filter_map(why).take(SHOWN_MAX).collect()
 }
 
 // === impl Inner ===
@@ -152,7 +163,8 @@ impl Inner {
     /// What the request needs. The block size is that of any worker of the identity: it is part of the identity.
     fn work(&self, request: &Request) -> Work {
         let view = self.fleet.view();
-        let described = view.workers().iter().filter(|worker| worker.serves(&request.identity)).find_map(|worker| worker.described.as_ref());
+        let described =
+            view.workers().iter().filter(|worker| worker.serves(&request.identity)).find_map(|worker| worker.described.as_ref());
         let output = self.outputs.mean().min(f64::from(request.stop.max_tokens)).max(f64::from(request.stop.min_tokens));
         Work {
             prompt_tokens: request.prompt.len() as u32,

@@ -123,7 +123,21 @@ impl RouterRuntime {
 
     /// Starts a router over any source of workers; `settings.workers` is not read.
     pub async fn start_with(discover: Box<dyn Discover>, settings: StartSettings) -> Result<Self, StartError> {
-        let StartSettings { router, door, server, http, grpc, admin, metrics, pool_secrets, tenants, tracer, registries, settle, workers: _ } = settings;
+        let StartSettings {
+            router,
+            door,
+            server,
+            http,
+            grpc,
+            admin,
+            metrics,
+            pool_secrets,
+            tenants,
+            tracer,
+            registries,
+            settle,
+            workers: _,
+        } = settings;
         let secrets = Arc::new(Secrets::new(pool_secrets.0, pool_secrets.1, tenants)?);
         let registry = Registry::with_component("router");
         let (router_metrics, door_metrics) = (RouterMetrics::new(&registry), DoorMetrics::new(&registry));

@@ -48,7 +48,9 @@ impl Texts {
 }
 
 async fn fetch(client: &WorkerClient, model: &ModelDescription) -> Result<Arc<Text>, CallError> {
-    let artifact = model.artifact(ArtifactKind::Text).ok_or_else(|| refuse(model, "none of kind `text` is announced; upgrade the worker"))?;
+    let artifact = model
+        .artifact(ArtifactKind::Text)
+        .ok_or_else(|| refuse(model, "none of kind `text` is announced; upgrade the worker"))?;
     let bytes = client.artifact(&artifact.digest).await?;
     if bytes.len() as u64 != artifact.size_bytes {
         return Err(refuse(model, &format!("{} bytes came where {} were announced", bytes.len(), artifact.size_bytes)));

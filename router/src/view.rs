@@ -102,6 +102,20 @@ pub struct Live {
 #[derive(Debug, Default)]
 pub struct Peers(Mutex<Learned>);
 
+// === impl Readiness ===
+
+impl Readiness {
+    /// Why a worker gets no requests, for people.
+    pub fn why_not(&self) -> Option<String> {
+        match self {
+            Self::Ready => None,
+            Self::Unprobed => Some("it has not been probed yet".to_owned()),
+            Self::Draining => Some("it is draining".to_owned()),
+            Self::Unready(error) | Self::Lost(error) => Some(format!("{}: {}", error.reason.code(), error.message)),
+        }
+    }
+}
+
 // === impl Live ===
 
 impl Live {

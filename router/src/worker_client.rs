@@ -103,7 +103,9 @@ impl WorkerClient {
         let channel = match connecting.await {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(CallError::lost(format!("no connection to worker {uri}: {}", root(&error)))),
-            Err(_elapsed) => return Err(CallError::lost(format!("no connection to worker {uri} within {} s", 2 * CONNECT_MAX.as_secs()))),
+            Err(_elapsed) => {
+                return Err(CallError::lost(format!("no connection to worker {uri} within {} s", 2 * CONNECT_MAX.as_secs())));
+            }
         };
         let stub = Stub::with_interceptor(channel, Attach(credentials))
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -140,7 +142,12 @@ impl WorkerClient {
         let mut bytes: Vec<u8> = Vec::new();
         while let Some(piece) = pieces.message().await.map_err(|status| CallError::from_status(&status))? {
             if piece.offset != bytes.len() as u64 || piece.size_bytes > ARTIFACT_BYTES_MAX {
-                let message = format!("artifact {digest} came with a piece at {} of {} after {} bytes", piece.offset, piece.size_bytes, bytes.len());
+                let message = format!(
+                    "artifact {digest} came with a piece at {} of {} after {} bytes",
+                    piece.offset,
+                    piece.size_bytes,
+                    bytes.len()
+                );
                 return Err(CallError { error: Error::new(Reason::Internal, message), answered: true });
             }
             bytes.extend_from_slice(&piece.data);
@@ -169,7 +176,8 @@ impl WorkerClient {
     /// Starts a request. Dropping the stream cancels it.
     pub async fn generate(&self, request: &Request) -> Result<GenerateStream, CallError> {
         let mut stub = self.stub.clone();
-        let response = stub.generate(convert::request_to_wire(request)).await.map_err(|status| CallError::from_status(&status))?;
+        let response =
+            stub.generate(convert::request_to_wire(request)).await.map_err(|status| CallError::from_status(&status))?;
         Ok(GenerateStream(response.into_inner()))
     }
 }

@@ -1,5 +1,6 @@
 //! Log output: one subscriber per process.
 
+use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
 
 /// How log lines look.
@@ -28,7 +29,8 @@ pub enum LogError {
 /// Installs the process-wide subscriber on standard error; a second call keeps the first one.
 pub fn init_log(filter: &str, format: LogFormat) -> Result<(), LogError> {
     let parsed = EnvFilter::try_new(filter).map_err(|source| LogError::Filter { filter: filter.to_owned(), source })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(parsed).with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     // An error means that a subscriber is installed already (tests, several components in one process): the first one stays.
     let _kept = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

@@ -2,8 +2,10 @@
 
 mod disconnect;
 mod jaeger;
+mod limits;
 mod metrics;
 mod processes;
 mod python;
-mod support;
+mod states;
+pub(crate) mod support;
 mod tenants;

@@ -1,3 +1,5 @@
 //! Exactness: the same request gives the same bits on every road.
 
 mod oracle;
+mod rig;
+mod smol;

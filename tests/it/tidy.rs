@@ -68,7 +68,7 @@ fn before_tests(text: &str) -> &str {
 }
 
 /// Fails with every finding at once.
-fn report(rule: &str, findings: Vec<String>) {
+fn report(rule: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{rule}\n{}", findings.join("\n"));
 }
 

@@ -69,13 +69,12 @@ impl GrammarFactory {
         let source = Source::parse(grammar)?;
         let key = source.key(partition);
         let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
-        let template = match cached {
-            Some(template) => template,
-            None => {
-                let template = Arc::new(self.build(source)?);
-                self.cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, template.clone());
-                template
-            }
+        let template = if let Some(template) = cached {
+            template
+        } else {
+            let template = Arc::new(self.build(source)?);
+            self.cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, template.clone());
+            template
         };
         Ok(GrammarState::new(template, self.vocabulary.clone()))
     }

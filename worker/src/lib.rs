@@ -6,15 +6,15 @@
 //! - *backend*: what computes ([`backend::Backend`]): `cpu`, later `cuda`, and `fake` for simulation.
 //! - *row*: the part of one sequence that takes part in a step.
 
+pub mod args;
 pub mod backend;
+pub mod drain;
 pub mod engine;
+pub mod grammar;
 pub mod kv;
 pub mod plan;
-pub mod scheduler;
-pub mod grammar;
 pub mod sample;
-pub mod text;
-pub mod args;
-pub mod drain;
+pub mod scheduler;
 pub mod service;
 pub mod start;
+pub mod text;

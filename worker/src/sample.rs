@@ -96,8 +96,7 @@ impl Sampler {
     /// Stages 4 to 6; `None` if nothing can be chosen.
     fn pick(&mut self, row: &SampleRow, index: usize) -> Option<TokenId> {
         let params = &row.params;
-        // Written so that NaN counts as 0.
-        let greedy = !(params.temperature > 0.0);
+        let greedy = params.temperature <= 0.0 || params.temperature.is_nan();
         if greedy || params.top_k == 1 {
             return argmax(&self.adjusted);
         }
@@ -115,12 +114,12 @@ impl Sampler {
 
 impl Candidate {
     /// Whether it stands before `other`: larger logit first, then lower id.
-    fn before(&self, other: &Self) -> bool {
+    fn before(self, other: Self) -> bool {
         self.logit > other.logit || (self.logit == other.logit && self.id < other.id)
     }
 
     /// That order as a number, for sorting: the smallest stands first. Candidates are never NaN.
-    fn rank(&self) -> u64 {
+    fn rank(self) -> u64 {
         // Adding 0 makes −0 and 0 one. Flipping the sign bit of positive and all bits of negative numbers makes their order that of
         // unsigned integers; the complement turns it round.
         let bits = (self.logit + 0.0).to_bits();
@@ -158,7 +157,7 @@ impl NoiseBuffer {
             noise::gumbel_into(isa, key, &self.ids, &mut self.noise);
             for ((&id, &scaled), &noise) in self.ids.iter().zip(&self.scaled).zip(&self.noise) {
                 let next = Candidate { id, logit: scaled + noise };
-                if best.is_none_or(|best| next.before(&best)) {
+                if best.is_none_or(|best| next.before(best)) {
                     best = Some(next);
                 }
             }

@@ -12,7 +12,9 @@ use crate::engine::{
     Clock, ConstraintFactory, Engine, EngineParts, EngineSettings, EngineThread, MonotonicClock, QueueLimits, StepLimits,
 };
 use crate::grammar::{GrammarError, GrammarFactory};
-use crate::service::{GrpcServer, ListenError, Readiness, Served, ServedError, ServedParts, ServiceLimits, Telemetry, WorkerService};
+use crate::service::{
+    GrpcServer, ListenError, Readiness, Served, ServedError, ServedParts, ServiceLimits, Telemetry, WorkerService,
+};
 use kvasir_core::{CacheMode, Error, Incarnation, Reason, TokenId, WorkerUid};
 use kvasir_kernels::Pool;
 use kvasir_model::{DigestCache, ModelFile, Text};
@@ -246,8 +248,7 @@ impl WorkerRuntime {
             check_laws: settings.check,
             ..EngineSettings::new(incarnation, parts.model.identity_parts(&spec).id(), blocks)
         };
-        let served =
-            Served::new(settings.uid, incarnation, &parts.model, &spec, blocks, settings.service.request_bytes_max);
+        let served = Served::new(settings.uid, incarnation, &parts.model, &spec, blocks, settings.service.request_bytes_max);
         let engine_parts =
             EngineParts { backend: parts.backend, bytes: parts.bytes, constraints: parts.constraints, clock: parts.clock };
         let (engine, handle) = Engine::new(engine_settings, engine_parts).map_err(StartError::Engine)?;

@@ -10,6 +10,7 @@ use crate::call::{Call, Route};
 use crate::door::Door;
 use crate::openai::without_start;
 use crate::prepare::find_model;
+use crate::server::Ending;
 use axum::Router;
 use axum::extract::State;
 use axum::middleware::{Next, from_fn_with_state};
@@ -124,8 +125,14 @@ fn bound_by_timeout(ask: &mut Ask, headers: &HeaderMap) {
 // === impl InferenceService ===
 
 impl InferenceService {
-    async fn answer(&self, call: Call, tenant: &Tenant, ask: Ask) -> Result<Response<EventStream>, Status> {
-        let (head, mut answer) = self.0.start(call, tenant, ask).await.map_err(|error| error_to_status(&error))?;
+    async fn answer(
+        &self,
+        call: Call,
+        tenant: &Tenant,
+        ask: Ask,
+        ending: Option<Ending>,
+    ) -> Result<Response<EventStream>, Status> {
+        let (head, mut answer) = self.0.start(call, tenant, ask, ending).await.map_err(|error| error_to_status(&error))?;
         let mut printer = EventPrinter::new(head);
         // A refusal before the first event is the call's own status; a long silence lets the headers go.
         let wait = answer.received() + self.0.settings().headers_wait;
@@ -167,11 +174,11 @@ impl Inference for InferenceService {
             Ok(tenant) => tenant,
             Err(error) => return Err(refuse(call, &error)),
         };
-        let (metadata, _, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
         match ask::generate(message) {
             Ok(mut ask) => {
                 bound_by_timeout(&mut ask, metadata.as_ref());
-                self.answer(call, &tenant, ask).await
+                self.answer(call, &tenant, ask, extensions.get().cloned()).await
             }
             Err(error) => Err(refuse(call, &error)),
         }
@@ -183,11 +190,11 @@ impl Inference for InferenceService {
             Ok(tenant) => tenant,
             Err(error) => return Err(refuse(call, &error)),
         };
-        let (metadata, _, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
         match ask::chat(message) {
             Ok(mut ask) => {
                 bound_by_timeout(&mut ask, metadata.as_ref());
-                self.answer(call, &tenant, ask).await
+                self.answer(call, &tenant, ask, extensions.get().cloned()).await
             }
             Err(error) => Err(refuse(call, &error)),
         }

@@ -290,3 +290,20 @@ async fn health_follows_readiness_and_reflection_lists_the_services() {
     let reply = replies.next().await.unwrap().unwrap().message_response.unwrap();
     assert!(matches!(reply, v1alpha::server_reflection_response::MessageResponse::FileDescriptorResponse(_)), "{reply:?}");
 }
+
+/// R74 over gRPC: the status says that the server stops and that another try is right.
+#[tokio::test]
+async fn after_the_grace_period_a_stream_ends_with_a_status() {
+    let rig = rig(|_| {
+        Ok(vec![Step::Send(Chunk::Tokens(Tokens { ids: vec![5], text: "hello".into(), ..Tokens::default() })), Step::Hang])
+    });
+    let mut server = Running::with_grace(rig.door.router(), Duration::from_millis(20)).await;
+    let mut client = InferenceClient::new(connect(&server).await);
+    let mut events = client.chat(talk()).await.unwrap().into_inner();
+    assert!(matches!(events.next().await.unwrap().unwrap().event, Some(Event::Output(_))));
+    server.stop();
+    let status = tokio::time::timeout(Duration::from_secs(10), events.next()).await.expect("in time").unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(error_from_status(&status).reason, Reason::Draining);
+    server.ended().await;
+}

@@ -3,6 +3,7 @@
 //! `developer` is OpenAI's later word for `system` and is rendered as `system`, the word that templates know.
 
 use super::fields::{Fields, kind, wrong};
+use crate::params::quoted;
 use kvasir_core::Error;
 use serde_json::{Map, Value};
 
@@ -29,7 +30,8 @@ fn message(path: &str, value: Value) -> Result<Value, Error> {
     let role = fields.string("role")?.unwrap_or_default();
     if !ROLES.contains(&role.as_str()) {
         let field = format!("{path}.role");
-        let message = format!("`{field}` has to be one of {}", ROLES.map(|role| format!("\"{role}\"")).join(", "));
+        let known = ROLES.map(|role| format!("\"{role}\"")).join(", ");
+        let message = format!("`{field}` = {} is unknown; use one of {known}", quoted(&role));
         return Err(Error::invalid(field, message));
     }
     let mut out = Map::new();

@@ -10,6 +10,7 @@ use crate::call::{Call, OTHER, Route};
 use crate::door::Door;
 use crate::prepare::find_model;
 use crate::serve::ServedModel;
+use crate::server::Ending;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
@@ -55,6 +56,7 @@ async fn completions(State(door): State<Door>, Extension(tenant): Extension<Arc<
 
 async fn generate(door: Door, route: Route, shape: Shape, tenant: Arc<Tenant>, request: Request) -> Response {
     let mut call = door.open(route, request.headers());
+    let ending = request.extensions().get::<Ending>().cloned();
     let read = async {
         let value = body::json(door.settings(), request).await?;
         match shape {
@@ -68,7 +70,7 @@ async fn generate(door: Door, route: Route, shape: Shape, tenant: Arc<Tenant>, r
     };
     // From here on the answer is timed: how fast a client sends its body is not our time.
     call.restart();
-    let (head, answer) = match door.start(call, &tenant, body.ask).await {
+    let (head, answer) = match door.start(call, &tenant, body.ask, ending).await {
         Ok(started) => started,
         Err(error) => return error_response(&error),
     };

@@ -28,7 +28,8 @@ fn values_beyond_a_range_are_refused_by_name() {
     assert_eq!(refused(Knobs { top_k: Some(-2), ..Knobs::default() }), "top_k");
     assert_eq!(refused(Knobs { min_p: Some(-0.1), ..Knobs::default() }), "min_p");
     assert_eq!(refused(Knobs { n: Some(0), ..Knobs::default() }), "n");
-    assert_eq!(refused(Knobs { n: Some(129), ..Knobs::default() }), "n");
+    let past = kvasir_core::CHOICES_PER_REQUEST_MAX + 1;
+    assert_eq!(refused(Knobs { n: Some(i64::from(past)), ..Knobs::default() }), "n");
     assert_eq!(refused(Knobs { max_tokens: Some(0), ..Knobs::default() }), "max_tokens");
     assert_eq!(refused(Knobs { max_tokens: Some(5), min_tokens: Some(6), ..Knobs::default() }), "min_tokens");
     assert_eq!(refused(Knobs { presence_penalty: Some(2.5), ..Knobs::default() }), "presence_penalty");

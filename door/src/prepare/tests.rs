@@ -99,7 +99,7 @@ async fn another_model_never_answers() {
     assert!(check(&model, &tenant, Ask { model: None, ..tokens(vec![5]) }).await.is_ok());
     let two = Catalog { models: vec![model.clone(), crate::testing::model("second")] };
     assert_eq!(find_model(&two, None).err().unwrap().reason, Reason::ModelNotFound);
-    assert_eq!(find_model(&Catalog::default(), None).err().unwrap().reason, Reason::ModelNotFound);
+    assert_eq!(find_model(&Catalog::default(), Some("any")).err().unwrap().reason, Reason::NoWorker);
 }
 
 /// R32: a turn that is spelled inside a message stays text.

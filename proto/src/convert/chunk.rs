@@ -78,7 +78,11 @@ fn tokens_from_wire(tokens: wire::Tokens) -> Result<Tokens, Malformed> {
         choice: tokens.choice,
         ids: tokens.ids,
         text: tokens.text,
-        logprobs: tokens.logprobs.into_iter().map(|token| logprob_from_wire("tokens.logprobs", token)).collect::<Result<_, _>>()?,
+        logprobs: tokens
+            .logprobs
+            .into_iter()
+            .map(|token| logprob_from_wire("tokens.logprobs", token))
+            .collect::<Result<_, _>>()?,
         accepted_from_draft: tokens.accepted_from_draft,
         prompt_logprobs: tokens
             .prompt_logprobs

@@ -4,8 +4,8 @@ use super::request::{adapter_from_wire, adapter_to_wire};
 use super::words::{contract_from_wire, contract_to_wire, tier_from_wire, tier_to_wire};
 use super::{Malformed, bytes_from_wire, digest_from_wire, required};
 use crate::describe::{
-    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState, ModelDescription, Phase,
-    Role, TierCapacity,
+    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState,
+    ModelDescription, Phase, Role, TierCapacity,
 };
 use crate::worker as wire;
 use kvasir_core::{Digest, Error, IdentityParts, Incarnation, ModelIdentity, NumericsMode, NumericsParts, WorkerUid};
@@ -158,7 +158,11 @@ fn model_from_wire(model: wire::ServedModel, block_size: u32) -> Result<ModelDes
         architecture: components.architecture,
         tokenizer: digest_from_wire("models.components.tokenizer_digest", &components.tokenizer_digest)?,
         chat_template: digest_from_wire("models.components.chat_template_digest", &components.chat_template_digest)?,
-        adapter: components.adapter.as_ref().map(|adapter| adapter_from_wire("models.components.adapter", adapter)).transpose()?,
+        adapter: components
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter_from_wire("models.components.adapter", adapter))
+            .transpose()?,
         numerics: numerics.id(),
     };
     let identity = ModelIdentity(digest_from_wire("models.identity", &model.identity)?);
@@ -194,7 +198,9 @@ fn numerics_to_wire(numerics: &NumericsParts) -> wire::Numerics {
         NumericsMode::CudaInvariant { compute_capability, kernels } => {
             (wire::NumericsMode::CudaInvariant, *compute_capability, Some(kernels))
         }
-        NumericsMode::CudaFast { compute_capability, kernels } => (wire::NumericsMode::CudaFast, *compute_capability, Some(kernels)),
+        NumericsMode::CudaFast { compute_capability, kernels } => {
+            (wire::NumericsMode::CudaFast, *compute_capability, Some(kernels))
+        }
     };
     wire::Numerics {
         id: numerics.id().0.as_bytes().to_vec(),

@@ -28,9 +28,9 @@ pub fn events_to_wire(batch: &EventBatch) -> Vec<wire::KvEventsResponse> {
     let mut keys = 0;
     for event in &batch.events {
         for (piece, size) in cut(event) {
-            let full = parts.last().is_some_and(|part| {
-                !part.is_empty() && (keys + size > KEYS_PER_MESSAGE || part.len() == EVENTS_PER_MESSAGE)
-            });
+            let full = parts
+                .last()
+                .is_some_and(|part| !part.is_empty() && (keys + size > KEYS_PER_MESSAGE || part.len() == EVENTS_PER_MESSAGE));
             if full {
                 parts.push(Vec::new());
                 keys = 0;

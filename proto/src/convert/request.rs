@@ -3,14 +3,15 @@
 //! What this version cannot do (disaggregated phases, foreign KV, resume, multimodal content) is refused by name, never ignored.
 
 use super::words::{
-    cache_mode_from_wire, cache_mode_to_wire, contract_from_wire, contract_to_wire, speculation_mode_from_wire, speculation_mode_to_wire,
+    cache_mode_from_wire, cache_mode_to_wire, contract_from_wire, contract_to_wire, speculation_mode_from_wire,
+    speculation_mode_to_wire,
 };
 use super::{Malformed, bytes_from_wire, digest_from_wire, finite, in_range, required};
 use crate::worker as wire;
 use crate::worker::grammar::Kind;
 use kvasir_core::{
-    Adapter, CachePolicy, Error, Grammar, LogitBias, ModelIdentity, Reason, Request, RequestId, ReuseDomain, Sampling, SecretEpoch,
-    SharedDomain, Speculation, Stop, TenantTag, TraceContext,
+    Adapter, CachePolicy, Error, Grammar, LogitBias, ModelIdentity, Reason, Request, RequestId, ReuseDomain, Sampling,
+    SecretEpoch, SharedDomain, Speculation, Stop, TenantTag, TraceContext,
 };
 use std::time::Duration;
 
@@ -34,10 +35,10 @@ pub fn request_to_wire(request: &Request) -> wire::GenerateRequest {
         adapter: request.adapter.as_ref().map(adapter_to_wire),
         prompt_tokens: request.prompt.to_vec(),
         domain_id: request.domain.digest().as_bytes().to_vec(),
-        shared_prefix: request
-            .shared
-            .as_ref()
-            .map(|(domain, tokens)| wire::SharedPrefix { shared_domain_id: domain.digest().as_bytes().to_vec(), tokens: *tokens }),
+        shared_prefix: request.shared.as_ref().map(|(domain, tokens)| wire::SharedPrefix {
+            shared_domain_id: domain.digest().as_bytes().to_vec(),
+            tokens: *tokens,
+        }),
         secret_epoch: request.secret_epoch.0.to_vec(),
         tenant_tag: request.tenant.0.to_string(),
         cache: Some(wire::CachePolicy {
@@ -87,7 +88,8 @@ fn refuse_unbuilt(request: &wire::GenerateRequest) -> Result<(), Error> {
         _ if !request.contents.is_empty() => "contents",
         _ => return Ok(()),
     };
-    Err(Error::new(Reason::Unimplemented, format!("{field} is reserved and not built in this version; leave it out")).with_field(field))
+    Err(Error::new(Reason::Unimplemented, format!("{field} is reserved and not built in this version; leave it out"))
+        .with_field(field))
 }
 
 fn read(request: wire::GenerateRequest) -> Result<Request, Malformed> {
@@ -99,7 +101,10 @@ fn read(request: wire::GenerateRequest) -> Result<Request, Malformed> {
         return Err(Malformed::new("prompt_tokens", "must have at least one token"));
     }
     if prompt.len() > PROMPT_TOKENS_MAX {
-        return Err(Malformed::new("prompt_tokens", format!("has {} tokens, at most {PROMPT_TOKENS_MAX} are taken", prompt.len())));
+        return Err(Malformed::new(
+            "prompt_tokens",
+            format!("has {} tokens, at most {PROMPT_TOKENS_MAX} are taken", prompt.len()),
+        ));
     }
     if request.tenant_tag.is_empty() {
         return Err(Malformed::missing("tenant_tag"));

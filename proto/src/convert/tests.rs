@@ -3,15 +3,16 @@
 
 use super::*;
 use crate::describe::{
-    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState, ModelDescription, Phase,
-    Role, TierCapacity,
+    ArtifactKind, ArtifactRef, BuildInfo, Description, DrafterInfo, DrafterKind, DrafterPlacement, DrafterState,
+    ModelDescription, Phase, Role, TierCapacity,
 };
 use crate::worker as wire;
 use kvasir_core::{
-    Adapter, BlockKey, CacheEvent, CacheMode, CachePolicy, Chunk, Contract, CostPoint, Counters, EventBatch, FinishReason, Finished,
-    Grammar, IdentityParts, Incarnation, LogitBias, MissReason, ModelIdentity, NumericsMode, NumericsParts, RemovalCause, Request,
-    RequestId, ReuseDomain, Sampling, SecretEpoch, SharedDomain, Speculation, SpeculationMode, Started, State, StateTimes, Stop,
-    TenantTag, Tier, TierHit, TierLoad, TokenLogprob, Tokens, TraceContext, Usage, WorkerLoad, WorkerUid,
+    Adapter, BlockKey, CacheEvent, CacheMode, CachePolicy, Chunk, Contract, CostPoint, Counters, EventBatch, FinishReason,
+    Finished, Grammar, IdentityParts, Incarnation, LogitBias, MissReason, ModelIdentity, NumericsMode, NumericsParts,
+    RemovalCause, Request, RequestId, ReuseDomain, Sampling, SecretEpoch, SharedDomain, Speculation, SpeculationMode, Started,
+    State, StateTimes, Stop, TenantTag, Tier, TierHit, TierLoad, TokenLogprob, Tokens, TraceContext, Usage, WorkerLoad,
+    WorkerUid,
 };
 use proptest::collection::vec;
 use proptest::option::of;
@@ -152,7 +153,10 @@ fn each_broken_part_of_a_request_is_named() {
         ("stop", blamed(|r| r.stop = None)),
         ("stop.strings", blamed(|r| r.stop.as_mut().unwrap().strings.push(String::new()))),
         ("grammar.kind", blamed(|r| r.grammar = Some(wire::Grammar { kind: None }))),
-        ("grammar.json_object", blamed(|r| r.grammar = Some(wire::Grammar { kind: Some(wire::grammar::Kind::JsonObject(false)) }))),
+        (
+            "grammar.json_object",
+            blamed(|r| r.grammar = Some(wire::Grammar { kind: Some(wire::grammar::Kind::JsonObject(false)) })),
+        ),
         ("contract", blamed(|r| r.contract = 3)),
         ("speculation", blamed(|r| r.speculation = None)),
         ("speculation.mode", blamed(|r| r.speculation.as_mut().unwrap().mode = -1)),
@@ -209,8 +213,11 @@ fn usage() -> impl Strategy<Value = Usage> {
 }
 
 fn logprob() -> impl Strategy<Value = TokenLogprob> {
-    (any::<u32>(), -50.0f32..=0.0, vec((any::<u32>(), -50.0f32..=0.0), 0..3))
-        .prop_map(|(id, logprob, top)| TokenLogprob { id, logprob, top })
+    (any::<u32>(), -50.0f32..=0.0, vec((any::<u32>(), -50.0f32..=0.0), 0..3)).prop_map(|(id, logprob, top)| TokenLogprob {
+        id,
+        logprob,
+        top,
+    })
 }
 
 fn error() -> impl Strategy<Value = Error> {
@@ -226,13 +233,12 @@ fn chunk() -> impl Strategy<Value = Chunk> {
     let hits = vec((word(&Tier::ALL), any::<u32>()).prop_map(|(tier, tokens)| TierHit { tier, tokens }), 0..3);
     let started = (hits, any::<u32>(), of(word(&MissReason::ALL)))
         .prop_map(|(hits, computed, miss_reason)| Chunk::Started(Started { hits, computed, miss_reason }));
-    let tokens = (any::<u32>(), vec((any::<u32>(), logprob()), 0..4), ".{0,9}", any::<bool>(), vec(of(logprob()), 0..3)).prop_map(
-        |(choice, tokens, text, with_logprobs, prompt_logprobs)| {
+    let tokens = (any::<u32>(), vec((any::<u32>(), logprob()), 0..4), ".{0,9}", any::<bool>(), vec(of(logprob()), 0..3))
+        .prop_map(|(choice, tokens, text, with_logprobs, prompt_logprobs)| {
             let (ids, logprobs): (Vec<_>, Vec<_>) = tokens.into_iter().unzip();
             let logprobs = if with_logprobs { logprobs } else { Vec::new() };
             Chunk::Tokens(Tokens { choice, accepted_from_draft: ids.len() as u32, ids, text, logprobs, prompt_logprobs })
-        },
-    );
+        });
     let reasons = vec(word(&[FinishReason::Stop, FinishReason::Length]), 1..4);
     let finished = (reasons, usage(), states(), any::<[u64; 8]>(), word(&[Contract::Coupled, Contract::Rejection])).prop_map(
         |(reasons, usage, states, c, contract)| {
@@ -304,7 +310,13 @@ fn event() -> impl Strategy<Value = CacheEvent> {
 
 fn batch() -> impl Strategy<Value = EventBatch> {
     (any::<[u8; 8]>(), any::<u64>(), any::<u64>(), of(any::<bool>()), vec(event(), 0..6)).prop_map(
-        |(incarnation, seq, epoch, snapshot, events)| EventBatch { incarnation: Incarnation(incarnation), seq, epoch, snapshot, events },
+        |(incarnation, seq, epoch, snapshot, events)| EventBatch {
+            incarnation: Incarnation(incarnation),
+            seq,
+            epoch,
+            snapshot,
+            events,
+        },
     )
 }
 
@@ -390,16 +402,12 @@ fn numerics() -> impl Strategy<Value = NumericsParts> {
     let mode = prop_oneof![
         Just(NumericsMode::Cpu),
         Just(NumericsMode::Fake),
-        (any::<u32>(), digest()).prop_map(|(compute_capability, kernels)| NumericsMode::CudaInvariant { compute_capability, kernels }),
+        (any::<u32>(), digest())
+            .prop_map(|(compute_capability, kernels)| NumericsMode::CudaInvariant { compute_capability, kernels }),
         (any::<u32>(), digest()).prop_map(|(compute_capability, kernels)| NumericsMode::CudaFast { compute_capability, kernels }),
     ];
-    (mode, any::<(u32, u32)>(), ".{1,5}", ".{1,5}", 1..64u32).prop_map(|(mode, numbers, kv_dtype, kv_layout, block_size)| NumericsParts {
-        mode,
-        revision: numbers.0,
-        kv_dtype,
-        kv_layout,
-        parallel_degree: numbers.1,
-        block_size,
+    (mode, any::<(u32, u32)>(), ".{1,5}", ".{1,5}", 1..64u32).prop_map(|(mode, numbers, kv_dtype, kv_layout, block_size)| {
+        NumericsParts { mode, revision: numbers.0, kv_dtype, kv_layout, parallel_degree: numbers.1, block_size }
     })
 }
 
@@ -467,23 +475,35 @@ fn description() -> impl Strategy<Value = Description> {
         vec(word(&[Phase::Unified, Phase::Prefill, Phase::Decode]), 0..3),
         word(&[Role::Target, Role::Draft]),
     );
-    (".{1,9}", any::<([u8; 8], u64)>(), models, tiers, vec(drafter(), 0..3), words, [".{0,5}", ".{0,5}", ".{0,5}", ".{0,5}"]).prop_map(
-        |(uid, (incarnation, request_bytes_max), (models, block_size), tiers, drafters, words, [version, commit, backend, device])| {
-            Description {
-                uid: WorkerUid(uid.into()),
-                incarnation: Incarnation(incarnation),
-                role: words.2,
-                models,
-                block_size,
-                tiers: tiers.into_iter().map(|(tier, (blocks, block_bytes))| TierCapacity { tier, blocks, block_bytes }).collect(),
+    (".{1,9}", any::<([u8; 8], u64)>(), models, tiers, vec(drafter(), 0..3), words, [".{0,5}", ".{0,5}", ".{0,5}", ".{0,5}"])
+        .prop_map(
+            |(
+                uid,
+                (incarnation, request_bytes_max),
+                (models, block_size),
+                tiers,
                 drafters,
-                contracts: words.0,
-                phases: words.1,
-                build: BuildInfo { version, commit, backend, device, driver: String::new() },
-                request_bytes_max,
-            }
-        },
-    )
+                words,
+                [version, commit, backend, device],
+            )| {
+                Description {
+                    uid: WorkerUid(uid.into()),
+                    incarnation: Incarnation(incarnation),
+                    role: words.2,
+                    models,
+                    block_size,
+                    tiers: tiers
+                        .into_iter()
+                        .map(|(tier, (blocks, block_bytes))| TierCapacity { tier, blocks, block_bytes })
+                        .collect(),
+                    drafters,
+                    contracts: words.0,
+                    phases: words.1,
+                    build: BuildInfo { version, commit, backend, device, driver: String::new() },
+                    request_bytes_max,
+                }
+            },
+        )
 }
 
 fn some_description() -> Description {

@@ -7,7 +7,13 @@ fn ticket(priority: i32, tokens: u64) -> Ticket {
 }
 
 fn gate(running_max: usize, queue_max: usize) -> Admission {
-    Admission::new(AdmitSettings { running_max, queue_max, running_tokens_max: 100, queue_tokens_max: 100, ..AdmitSettings::default() })
+    Admission::new(AdmitSettings {
+        running_max,
+        queue_max,
+        running_tokens_max: 100,
+        queue_tokens_max: 100,
+        ..AdmitSettings::default()
+    })
 }
 
 #[tokio::test(start_paused = true)]

@@ -58,7 +58,8 @@ fn files(args: &Args) -> Result<Files, Failure> {
     let pool_secret = |path: &std::path::PathBuf| -> Result<PoolSecret, Failure> {
         let bytes = read(path)?;
         // A file that was written by an editor ends in a newline that is no part of the secret.
-        PoolSecret::new(bytes.trim_ascii_end()).ok_or_else(|| format!("{}: a pool secret has at least 16 bytes", path.display()).into())
+        PoolSecret::new(bytes.trim_ascii_end())
+            .ok_or_else(|| format!("{}: a pool secret has at least 16 bytes", path.display()).into())
     };
     Ok(Files {
         secret: String::from_utf8_lossy(&read(&args.trust.secret_file)?).into_owned(),

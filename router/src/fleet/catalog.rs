@@ -14,11 +14,8 @@ pub(super) fn build<'a>(workers: impl Iterator<Item = (&'a Readiness, &'a [Serve
     let mut names: BTreeMap<&str, BTreeMap<ModelIdentity, (u32, ServedModel)>> = BTreeMap::new();
     for (readiness, models) in workers {
         for model in models {
-            let (ready, offered) = names
-                .entry(&model.name)
-                .or_default()
-                .entry(model.identity)
-                .or_insert_with(|| (0, model.clone()));
+            let (ready, offered) =
+                names.entry(&model.name).or_default().entry(model.identity).or_insert_with(|| (0, model.clone()));
             *ready += u32::from(*readiness == Readiness::Ready);
             // Workers of one identity may have pools of different sizes.
             offered.capacity = offered.capacity.max(model.capacity);

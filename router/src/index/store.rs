@@ -111,9 +111,8 @@ impl Entry {
     }
 
     fn bytes(&self) -> usize {
-        let lower = self.lower.as_ref().map_or(0, |lower| {
-            size_of::<[Slots; 2]>() + lower.iter().map(Slots::heap_bytes).sum::<usize>()
-        });
+        let lower =
+            self.lower.as_ref().map_or(0, |lower| size_of::<[Slots; 2]>() + lower.iter().map(Slots::heap_bytes).sum::<usize>());
         ENTRY_BYTES + self.device.heap_bytes() + lower
     }
 

@@ -359,7 +359,12 @@ fn run_step(index: &mut Index, workers: &mut [Worker], step: &Step) {
             let worker = &mut workers[*worker];
             index.detach(worker.member.expect("attached"));
             // The channel keeps what the old life sent: it arrives late.
-            *worker = Worker { life: worker.life + 1, seq: worker.seq + overtake - overtake.min(&30), channel: std::mem::take(&mut worker.channel), ..Worker::default() };
+            *worker = Worker {
+                life: worker.life + 1,
+                seq: worker.seq + overtake - overtake.min(&30),
+                channel: std::mem::take(&mut worker.channel),
+                ..Worker::default()
+            };
             worker.member = Some(index.attach(0, Incarnation([worker.life; 8])));
         }
         Step::Break { worker } => index.interrupted(workers[*worker].member.expect("attached"), T0),

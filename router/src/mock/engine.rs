@@ -2,9 +2,10 @@
 
 use super::text::END_TOKEN;
 use kvasir_core::{
-    BlockKey, CacheEvent, CacheMode, Chunk, Contract, Counters, Digest, Error, EventBatch, FinishReason, Finished, Framer, IdentityParts,
-    Incarnation, MissReason, ModelIdentity, NumericsMode, NumericsParts, Reason, RemovalCause, Request, Started, State as TimeState, StateTimes,
-    TenantTag, Tier, TierHit, TierLoad, Tokens, Usage, WorkerLoad, WorkerUid, block_keys, weights_digest,
+    BlockKey, CacheEvent, CacheMode, Chunk, Contract, Counters, Digest, Error, EventBatch, FinishReason, Finished, Framer,
+    IdentityParts, Incarnation, MissReason, ModelIdentity, NumericsMode, NumericsParts, Reason, RemovalCause, Request, Started,
+    State as TimeState, StateTimes, TenantTag, Tier, TierHit, TierLoad, Tokens, Usage, WorkerLoad, WorkerUid, block_keys,
+    weights_digest,
 };
 use kvasir_model::{Artifacts, Text, TextError};
 use std::collections::{BTreeSet, HashMap};
@@ -151,7 +152,16 @@ impl Engine {
         }
         let (events, _) = broadcast::channel(EVENTS_LAG_MAX);
         let incarnation = Incarnation(incarnation);
-        Ok(Self { settings, parts, numerics, artifacts, incarnation, state: Mutex::default(), events, prefill: tokio::sync::Mutex::default() })
+        Ok(Self {
+            settings,
+            parts,
+            numerics,
+            artifacts,
+            incarnation,
+            state: Mutex::default(),
+            events,
+            prefill: tokio::sync::Mutex::default(),
+        })
     }
 
     pub(super) fn settings(&self) -> &MockSettings {
@@ -229,7 +239,8 @@ impl Engine {
             tenant: block.tenant.clone(),
         };
         let events = state.cache.iter().map(stored).collect();
-        let snapshot = EventBatch { incarnation: self.incarnation, seq: state.seq, epoch: state.seq, snapshot: Some(true), events };
+        let snapshot =
+            EventBatch { incarnation: self.incarnation, seq: state.seq, epoch: state.seq, snapshot: Some(true), events };
         // Under the lock: no batch falls between snapshot and stream.
         (snapshot, self.events.subscribe())
     }
@@ -304,7 +315,12 @@ impl Engine {
         let decode = Instant::now();
         let Some(completion) = self.decode(request, &fault, out).await else { return };
         states.add(TimeState::DecodePlain, decode.elapsed());
-        let usage = Usage { prompt_tokens: request.prompt.len() as u32, cached_tokens: hit, completion_tokens: completion, recomputed_tokens: 0 };
+        let usage = Usage {
+            prompt_tokens: request.prompt.len() as u32,
+            cached_tokens: hit,
+            completion_tokens: completion,
+            recomputed_tokens: 0,
+        };
         let finished = Finished {
             reasons: vec![FinishReason::Length; request.sampling.n as usize],
             usage,
@@ -368,7 +384,11 @@ impl Engine {
             if !state.touch(key, clock) {
                 if state.cache.len() >= self.settings.blocks as usize {
                     match state.evict(parent) {
-                        Some(gone) => events.push(CacheEvent::Removed { keys: vec![gone], tier: Tier::Device, cause: RemovalCause::Capacity }),
+                        Some(gone) => events.push(CacheEvent::Removed {
+                            keys: vec![gone],
+                            tier: Tier::Device,
+                            cause: RemovalCause::Capacity,
+                        }),
                         None => break,
                     }
                 }
@@ -462,7 +482,12 @@ async fn pause(time: Duration) {
 
 /// The output token of a choice at a position: a printable character that depends on prompt, seed, choice and position.
 fn token(request: &Request, choice: u32, position: u32) -> u32 {
-    let last: u64 = request.prompt.iter().rev().take(8).fold(request.sampling.seed, |hash, id| hash.wrapping_mul(31).wrapping_add((*id).into()));
+    let last: u64 = request
+        .prompt
+        .iter()
+        .rev()
+        .take(8)
+        .fold(request.sampling.seed, |hash, id| hash.wrapping_mul(31).wrapping_add((*id).into()));
     let mixed = crate::rendezvous::rank(last ^ u64::from(choice), u64::from(position));
     let id = b' ' as u32 + (mixed % 95) as u32;
     debug_assert!(id < END_TOKEN, "output is printable");

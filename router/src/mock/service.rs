@@ -54,7 +54,11 @@ impl Service {
             drafters: Vec::new(),
             contracts: vec![Contract::Coupled],
             phases: vec![Phase::Unified],
-            build: BuildInfo { version: env!("CARGO_PKG_VERSION").to_owned(), backend: "fake".to_owned(), ..BuildInfo::default() },
+            build: BuildInfo {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                backend: "fake".to_owned(),
+                ..BuildInfo::default()
+            },
             request_bytes_max: 64 << 20,
         }
     }
@@ -129,11 +133,15 @@ impl Worker for Service {
 
     async fn load(&self, _request: Request<wire::LoadRequest>) -> Result<Response<Self::LoadStream>, Status> {
         let engine = Arc::clone(&self.0);
-        let reports = IntervalStream::new(tokio::time::interval(LOAD_EVERY)).map(move |_| Ok(convert::load_to_wire(&engine.load(), Duration::ZERO)));
+        let reports = IntervalStream::new(tokio::time::interval(LOAD_EVERY))
+            .map(move |_| Ok(convert::load_to_wire(&engine.load(), Duration::ZERO)));
         Ok(Response::new(reports.boxed()))
     }
 
-    async fn fetch_blocks(&self, _request: Request<wire::FetchBlocksRequest>) -> Result<Response<Self::FetchBlocksStream>, Status> {
+    async fn fetch_blocks(
+        &self,
+        _request: Request<wire::FetchBlocksRequest>,
+    ) -> Result<Response<Self::FetchBlocksStream>, Status> {
         Err(status(Reason::Unimplemented, "a mock worker has no blocks to fetch"))
     }
 

@@ -1,10 +1,11 @@
 use super::*;
 use crate::breaker::Signal;
-use crate::lease::Total;
 use crate::cost::OwnLoad;
+use crate::lease::Total;
 use crate::view::{Described, Live, Readiness, Reported};
 use kvasir_core::{
-    CacheEvent, CostPoint, Digest, EventBatch, Incarnation, PoolSecret, Prefix, ReuseDomain, TenantTag, Tier, TierLoad, WorkerLoad, block_keys,
+    CacheEvent, CostPoint, Digest, EventBatch, Incarnation, PoolSecret, Prefix, ReuseDomain, TenantTag, Tier, TierLoad,
+    WorkerLoad, block_keys,
 };
 
 const BLOCK: u32 = 16;
@@ -28,7 +29,8 @@ impl Fleet {
 
     fn add(&mut self, name: &str) {
         let uid = WorkerUid(name.into());
-        let mut worker = WorkerView::unknown(uid, format!("http://{name}"), Arc::new(Live::new(Arc::new(Total::default()), Arc::default())));
+        let mut worker =
+            WorkerView::unknown(uid, format!("http://{name}"), Arc::new(Live::new(Arc::new(Total::default()), Arc::default())));
         let incarnation = Incarnation([1; 8]);
         let member = self.index.attach(worker.salt, incarnation);
         let models = Arc::from([("m".to_owned(), identity(1))]);
@@ -57,7 +59,14 @@ impl Fleet {
             counter += 1;
             counter
         };
-        pick(&self.view(), &self.index, &placement, &PickSettings::default(), Moment { now: self.now, index: Duration::ZERO }, &mut rng)
+        pick(
+            &self.view(),
+            &self.index,
+            &placement,
+            &PickSettings::default(),
+            Moment { now: self.now, index: Duration::ZERO },
+            &mut rng,
+        )
     }
 
     fn pick(&self, keys: &[BlockKey]) -> Pick {

@@ -116,7 +116,9 @@ impl Run {
                 None => opening.await,
                 Some(deadline) => match timeout_at(deadline + self.inner.settings.deadline_grace, opening).await {
                     Ok(opened) => opened,
-                    Err(_elapsed) => return Err(Error::new(Reason::DeadlineExceeded, "the deadline passed before a worker took the request")),
+                    Err(_elapsed) => {
+                        return Err(Error::new(Reason::DeadlineExceeded, "the deadline passed before a worker took the request"));
+                    }
                 },
             };
             match opened {
@@ -149,7 +151,10 @@ impl Run {
             Some(deadline) => match timeout_at(deadline + self.inner.settings.deadline_grace, attempt.next()).await {
                 Ok(next) => next,
                 Err(_elapsed) => {
-                    return self.end_failed(Error::new(Reason::DeadlineExceeded, "the deadline passed before the answer was complete"), None);
+                    return self.end_failed(
+                        Error::new(Reason::DeadlineExceeded, "the deadline passed before the answer was complete"),
+                        None,
+                    );
                 }
             },
         };

@@ -10,8 +10,8 @@ use crate::mock::{Fault, MockSettings, MockWorker};
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
 use kvasir_core::{
-    CachePolicy, Chunk, Contract, Finished, ModelIdentity, PoolSecret, RequestId, ReuseDomain, Sampling, Speculation, Started, State, StateTimes, Stop,
-    TenantTag, Usage,
+    CachePolicy, Chunk, Contract, Finished, ModelIdentity, PoolSecret, RequestId, ReuseDomain, Sampling, Speculation, Started,
+    State, StateTimes, Stop, TenantTag, Usage,
 };
 use kvasir_door::{Receipt, ReceiptSlot};
 use kvasir_telemetry::Registry;
@@ -62,7 +62,8 @@ impl Rig {
     }
 
     async fn with(mocks: Vec<MockSettings>, settings: RouterSettings) -> Self {
-        let mocks: Vec<MockWorker> = mocks.into_iter().map(|settings| MockWorker::start(settings, any_port(), None).unwrap()).collect();
+        let mocks: Vec<MockWorker> =
+            mocks.into_iter().map(|settings| MockWorker::start(settings, any_port(), None).unwrap()).collect();
         let endpoints = mocks.iter().map(|mock| Endpoint::parse(&mock.address().to_string()).unwrap()).collect();
         let rig = Self::over(Box::new(Fixed::new(endpoints)), mocks, settings);
         let exact = rig.mocks.len();
@@ -157,7 +158,6 @@ impl Rig {
         let gate = self.router.admission();
         assert_eq!((gate.running(), gate.running_tokens(), gate.waiting()), (0, 0, 0));
     }
-
 }
 
 fn named_mock(name: &str) -> usize {
@@ -169,7 +169,9 @@ async fn read(mut chunks: ChunkStream) -> Outcome {
     while let Some(chunk) = tokio::time::timeout(PATIENCE, chunks.next()).await.expect("a chunk in time") {
         assert!(outcome.finished.is_none() && outcome.failed.is_none(), "nothing follows the end");
         match chunk {
-            Chunk::Started(started) => assert!(outcome.started.replace(started).is_none() && outcome.messages == 0, "started once and first"),
+            Chunk::Started(started) => {
+                assert!(outcome.started.replace(started).is_none() && outcome.messages == 0, "started once and first")
+            }
             Chunk::Tokens(tokens) => {
                 assert!(outcome.started.is_some());
                 outcome.text.push_str(&tokens.text);

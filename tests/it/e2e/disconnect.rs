@@ -25,7 +25,7 @@ async fn leave(fleet: &Fleet, client: &Client, number: u32) {
     let after = Duration::from_micros(u64::from(number.wrapping_mul(2_654_435_761) % 60_000));
     let length = 20 + number % 900;
     let request = body(fleet, number, length, 600);
-    if number % 2 == 0 {
+    if number.is_multiple_of(2) {
         // Dropping the future closes the connection.
         let _left = tokio::time::timeout(after, client.complete(request, |_| ())).await;
     } else {

@@ -48,10 +48,9 @@ fn a_killed_worker_ends_its_streams_with_an_error_and_the_other_answers() {
     runtime.block_on(async {
         let client = Client::new(&format!("http://127.0.0.1:{http}"), None).unwrap();
         until("two workers are ready", || async {
-            let Ok((200, text)) = client.get_text("/readyz").await.map(|(status, text)| (status.as_u16(), text)) else { return false };
-            let _ready = text;
+            let ready = client.get_text("/readyz").await.is_ok_and(|(status, _)| status == 200);
             let Ok((_, metrics)) = client.get_text("/metrics").await else { return false };
-            metric(&metrics, "kvasir_router_index_workers", &["state=\"exact\""]) == 2.0
+            ready && metric(&metrics, "kvasir_router_index_workers", &["state=\"exact\""]) == 2.0
         })
         .await;
         let body = |max_tokens: u32| {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest wait for anything in these tests.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The folder of fetched models, shared with the programs.
 pub fn model_cache() -> PathBuf {
@@ -44,10 +44,15 @@ pub fn smollm2(workers: u32, state: &Path) -> LocalArgs {
 
 /// Arguments of a fleet on free ports with a model of random weights.
 pub fn tiny(workers: u32, state: &Path) -> LocalArgs {
-    let path = state.join("tiny.gguf");
-    let model = TinyModel { context_len: 2048, ..TinyModel::default() };
-    std::fs::write(&path, model.to_gguf().unwrap()).unwrap();
+    let path = model_file(2048, state);
     LocalArgs { kv_mib: 8, ..LocalArgs::for_measurement(path.to_str().unwrap(), workers, state) }
+}
+
+/// Writes a model of random weights that takes `context` tokens.
+pub fn model_file(context: usize, dir: &Path) -> PathBuf {
+    let path = dir.join("tiny.gguf");
+    std::fs::write(&path, TinyModel { context_len: context, ..TinyModel::default() }.to_gguf().unwrap()).unwrap();
+    path
 }
 
 /// Runs a test body on a fleet, then stops the fleet.

@@ -53,7 +53,7 @@ fn dependencies_point_one_way() {
             }
         }
     }
-    report("dependency arrows", findings);
+    report("dependency arrows", &findings);
 }
 
 #[test]
@@ -70,5 +70,5 @@ fn every_dependency_has_its_version_in_one_place() {
             );
         }
     }
-    report("one version each", findings);
+    report("one version each", &findings);
 }

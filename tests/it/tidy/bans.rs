@@ -52,7 +52,7 @@ fn banned_words_are_not_written() {
             }
         }
     }
-    report("bans", findings);
+    report("bans", &findings);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn unsafe_code_stays_in_its_two_homes() {
         .filter(|source| source.text.lines().any(|line| line.contains("unsafe ") && !line.trim_start().starts_with("//")))
         .map(|source| format!("{}: `unsafe` belongs into kernels/ or model/src/mmap.rs", source.path))
         .collect();
-    report("unsafe", findings);
+    report("unsafe", &findings);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn modules_have_names_that_say_something() {
         })
         .map(|source| format!("{}: name the noun that the module owns", source.path))
         .collect();
-    report("module names", findings);
+    report("module names", &findings);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn every_file_begins_with_its_purpose() {
         })
         .map(|source| format!("{}: the first line is a module doc: what it owns, what it refuses to know", source.path))
         .collect();
-    report("module docs", findings);
+    report("module docs", &findings);
 }
 
 #[test]
@@ -107,5 +107,5 @@ fn no_large_or_binary_file_is_tracked() {
         .filter(|path| path.metadata().is_ok_and(|meta| meta.len() > 1 << 20))
         .map(|path| format!("{}: over 1 MiB; weights and tools are fetched into the cache by digest", path.display()))
         .collect();
-    report("large files", findings);
+    report("large files", &findings);
 }

@@ -23,7 +23,7 @@ fn every_reason_has_a_page_that_agrees_with_it() {
             ));
         }
     }
-    report("error pages", findings);
+    report("error pages", &findings);
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn no_page_describes_a_reason_that_is_gone() {
         .filter(|stem| Reason::from_code(stem).is_none())
         .map(|stem| format!("docs/errors/{stem}.md: no such reason"))
         .collect();
-    report("error pages", findings);
+    report("error pages", &findings);
 }
 
 #[test]
@@ -47,5 +47,5 @@ fn the_documents_that_people_need_are_there() {
             .filter(|path| !root().join(path).is_file())
             .map(|path| format!("{path} is missing"))
             .collect();
-    report("documents", findings);
+    report("documents", &findings);
 }

@@ -115,7 +115,8 @@ async fn load(args: Args) -> Result<LoadedModel, Failure> {
 /// The worker's own door.
 fn door(args: &Args, service: &WorkerService, telemetry: Telemetry) -> Result<axum::Router, Failure> {
     let path = args.ports.pool_secret_file.as_deref().ok_or("--door needs --pool-secret-file")?;
-    let secret = PoolSecret::new(&read(path)?).ok_or_else(|| format!("{}: a pool secret has at least 16 bytes", path.display()))?;
+    let secret =
+        PoolSecret::new(&read(path)?).ok_or_else(|| format!("{}: a pool secret has at least 16 bytes", path.display()))?;
     let table = match &args.ports.tenants {
         Some(file) => TenantTable::parse(&String::from_utf8(read(file)?)?, &secret, &Isolation::PerTenant)?,
         None => TenantTable::open(secret),

@@ -4,7 +4,7 @@ use super::clock::Clock;
 use super::constraint::ConstraintFactory;
 use crate::backend::{Backend, TokenBytes};
 use crate::kv::KeyMap;
-use kvasir_core::{CacheMode, Incarnation, ModelIdentity, TokenId};
+use kvasir_core::{CHOICES_PER_REQUEST_MAX, CacheMode, Incarnation, ModelIdentity, TokenId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,7 +121,7 @@ impl Default for QueueLimits {
         Self {
             sequences_max: 1024,
             tokens_max: 1 << 20,
-            choices_max: 32,
+            choices_max: CHOICES_PER_REQUEST_MAX,
             chunks_max: 256,
             stall_max: Duration::from_secs(30),
             events_max: 1 << 16,

@@ -34,9 +34,13 @@ impl Vocabulary {
             return Err(GrammarError::vocabulary(&"the model has no end token"));
         };
         let mut ends = TokenMask::none(vocab);
-        end.iter().for_each(|id| ends.allow(*id));
+        for id in &end {
+            ends.allow(*id);
+        }
         let mut unused = TokenMask::none(vocab);
-        never.iter().for_each(|id| unused.allow(*id));
+        for id in never {
+            unused.allow(*id);
+        }
         let mut writers = TokenMask::none(vocab);
         let mut words = Vec::with_capacity(vocab);
         for id in 0..vocab as TokenId {

@@ -21,7 +21,9 @@ impl Sampler {
         self.withhold_ends(row, ahead.len());
         if penalised(params) {
             self.counts.0.clone_from(&row.output_counts.0);
-            ahead.iter().for_each(|id| self.counts.add(*id));
+            for id in ahead {
+                self.counts.add(*id);
+            }
             penalise(&mut self.adjusted, params, &self.counts);
         }
     }

@@ -23,10 +23,10 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<Candidate> {
     if count > SHORT_LIST {
         let mut all: Vec<_> = candidates.collect();
         if count < all.len() {
-            all.select_nth_unstable_by_key(count, Candidate::rank);
+            all.select_nth_unstable_by_key(count, |candidate| candidate.rank());
             all.truncate(count);
         }
-        all.sort_unstable_by_key(Candidate::rank);
+        all.sort_unstable_by_key(|candidate| candidate.rank());
         return all;
     }
     let mut best: Vec<Candidate> = Vec::with_capacity(count);

@@ -41,7 +41,9 @@ fn row(params: SampleParams) -> SampleRow {
 
 fn mask(vocab: usize, ids: &[TokenId]) -> Arc<TokenMask> {
     let mut mask = TokenMask::none(vocab);
-    ids.iter().for_each(|id| mask.allow(*id));
+    for id in ids {
+        mask.allow(*id);
+    }
     Arc::new(mask)
 }
 

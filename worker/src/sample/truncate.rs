@@ -11,7 +11,7 @@ const FIRST_NUCLEUS: usize = 64;
 pub(super) fn truncate(candidates: &mut Vec<Candidate>, scaled: &mut Vec<f32>, params: &SampleParams) {
     let k = params.top_k as usize;
     if k > 0 && k < candidates.len() {
-        candidates.select_nth_unstable_by_key(k - 1, Candidate::rank);
+        candidates.select_nth_unstable_by_key(k - 1, |candidate| candidate.rank());
         candidates.truncate(k);
         // The sums below run in this order, which must not depend on how the selection shuffled.
         candidates.sort_unstable_by_key(|candidate| candidate.id);
@@ -40,9 +40,9 @@ fn nucleus(candidates: &mut Vec<Candidate>, scaled: &mut Vec<f32>, temperature: 
     while sorted < candidates.len() {
         let end = size.min(candidates.len());
         if end < candidates.len() {
-            candidates[sorted..].select_nth_unstable_by_key(end - sorted, Candidate::rank);
+            candidates[sorted..].select_nth_unstable_by_key(end - sorted, |candidate| candidate.rank());
         }
-        candidates[sorted..end].sort_unstable_by_key(Candidate::rank);
+        candidates[sorted..end].sort_unstable_by_key(|candidate| candidate.rank());
         scaled.clear();
         scaled.extend(candidates[sorted..end].iter().map(|candidate| scale(candidate.logit, largest, temperature) - total));
         math::exp_in_place(isa, scaled);

@@ -4,8 +4,8 @@ use super::WorkerService;
 use crate::kv::FlushScope;
 use kvasir_core::{Error, ModelIdentity, Reason, SecretEpoch, SpeculationMode, TenantTag, Tier};
 use kvasir_proto::convert::{
-    Malformed, bytes_from_wire, cache_mode_from_wire, cache_mode_to_wire, digest_from_wire, error_to_status, speculation_mode_from_wire,
-    tier_to_wire,
+    Malformed, bytes_from_wire, cache_mode_from_wire, cache_mode_to_wire, digest_from_wire, error_to_status,
+    speculation_mode_from_wire, tier_to_wire,
 };
 use kvasir_proto::pb;
 use kvasir_proto::worker as wire;
@@ -80,7 +80,8 @@ impl WorkerService {
     /// Checks everything before it changes anything.
     fn apply(&self, flags: &wire::Flags) -> Result<(), Error> {
         let read = |error: Malformed| error.into_invalid();
-        let speculation = flags.speculation.map(|mode| speculation_mode_from_wire("flags.speculation", mode).map_err(read)).transpose()?;
+        let speculation =
+            flags.speculation.map(|mode| speculation_mode_from_wire("flags.speculation", mode).map_err(read)).transpose()?;
         if speculation.is_some_and(|mode| mode != SpeculationMode::Off) {
             return Err(unbuilt("flags.speculation", "this worker has no drafter"));
         }
@@ -121,7 +122,9 @@ fn scope(request: wire::FlushRequest) -> Result<FlushScope, Malformed> {
         Some(Scope::TenantTag(tag)) if !tag.is_empty() => Ok(FlushScope::Tenant(TenantTag(tag.into()))),
         Some(Scope::TenantTag(_)) => Err(Malformed::new("tenant_tag", "must not be empty")),
         Some(Scope::Identity(identity)) => Ok(FlushScope::Identity(ModelIdentity(digest_from_wire("identity", &identity)?))),
-        Some(Scope::SecretEpochNot(epoch)) => Ok(FlushScope::SecretEpochNot(SecretEpoch(bytes_from_wire("secret_epoch_not", &epoch)?))),
+        Some(Scope::SecretEpochNot(epoch)) => {
+            Ok(FlushScope::SecretEpochNot(SecretEpoch(bytes_from_wire("secret_epoch_not", &epoch)?)))
+        }
         Some(Scope::All(true)) => Ok(FlushScope::All),
         Some(Scope::All(false)) => Err(Malformed::new("all", "must be true; name a scope or leave it to another")),
         None => Err(Malformed::new("scope", "is required: a tenant, an identity, a secret epoch, or all")),

@@ -35,7 +35,8 @@ pub(super) async fn gate(State(gate): State<Gate>, request: Request, next: Next)
     let status = Status::from_header_map(response.headers());
     if status.is_some_and(|status| status.code() == Code::OutOfRange) {
         // No service of ours answers OUT_OF_RANGE: it is how the codec refuses a message above the limit.
-        let message = format!("the request message is larger than {} bytes, the most that this worker takes", gate.request_bytes_max);
+        let message =
+            format!("the request message is larger than {} bytes, the most that this worker takes", gate.request_bytes_max);
         return refuse(&Error::new(Reason::PayloadTooLarge, message));
     }
     response

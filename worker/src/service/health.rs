@@ -3,8 +3,8 @@
 use super::WorkerService;
 use kvasir_proto::worker::worker_server::WorkerServer;
 use std::time::Duration;
-use tonic_health::server::HealthReporter;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 /// Readiness is looked at this often beside the moment at which a drain begins.
 const EVERY: Duration = Duration::from_millis(500);

@@ -82,7 +82,10 @@ impl GrpcServer {
             .http2_keepalive_interval(Some(KEEPALIVE.0))
             .http2_keepalive_timeout(Some(KEEPALIVE.1))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), closing.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(listener).with_nodelay(Some(true)),
+                closing.clone().cancelled_owned(),
+            );
         Ok(Self { address: bound, closing, task: tokio::spawn(server) })
     }
 

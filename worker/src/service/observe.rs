@@ -34,17 +34,24 @@ struct End<'a> {
 
 impl Record {
     pub(super) fn open(service: &WorkerService, request: &Request) -> Self {
-        let parent = request.trace.as_ref().map(|trace| SpanContext {
-            traceparent: trace.traceparent.clone(),
-            tracestate: trace.tracestate.clone(),
-        });
+        let parent = request
+            .trace
+            .as_ref()
+            .map(|trace| SpanContext { traceparent: trace.traceparent.clone(), tracestate: trace.tracestate.clone() });
         let span = service.0.telemetry.tracer.start(span::WORKER, parent.as_ref());
         span.set("kvasir.worker", &*service.uid().0);
         span.set("kvasir.request_id", request.id.to_string());
         span.set("kvasir.tenant", &*request.tenant.0);
         span.set("kvasir.contract", request.contract.name());
         let prompt_tokens = request.prompt.len() as u32;
-        Self { service: service.clone(), span, flight: service.0.flights.enter(request), prompt_tokens, started: None, ended: false }
+        Self {
+            service: service.clone(),
+            span,
+            flight: service.0.flights.enter(request),
+            prompt_tokens,
+            started: None,
+            ended: false,
+        }
     }
 
     /// The request was refused before it started.
@@ -60,12 +67,9 @@ impl Record {
                 self.started = Some((started.clone(), self.flight.age()));
             }
             Chunk::Tokens(tokens) => self.flight.add_output(tokens.ids.len() as u32),
-            Chunk::Finished(finished) => self.end(&End {
-                outcome: OK,
-                states: &finished.states,
-                usage: finished.usage,
-                counters: finished.counters,
-            }),
+            Chunk::Finished(finished) => {
+                self.end(&End { outcome: OK, states: &finished.states, usage: finished.usage, counters: finished.counters });
+            }
             Chunk::Failed { error, usage, states } => self.fail(error, states, *usage),
         }
     }
@@ -166,13 +170,8 @@ pub(super) fn refresh(metrics: &WorkerMetrics, engine: &EngineHandle) {
     });
     drop(load);
     let stats = engine.stats();
-    let causes = [
-        RemovalCause::Capacity,
-        RemovalCause::Expired,
-        RemovalCause::Flushed,
-        RemovalCause::Rotated,
-        RemovalCause::Corrupt,
-    ];
+    let causes =
+        [RemovalCause::Capacity, RemovalCause::Expired, RemovalCause::Flushed, RemovalCause::Rotated, RemovalCause::Corrupt];
     metrics.totals(&WorkerTotals {
         steps: stats.steps.steps,
         preemptions: stats.steps.preemptions,

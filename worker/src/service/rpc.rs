@@ -33,10 +33,8 @@ impl Worker for WorkerService {
 
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let header = |name: &str| request.metadata().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let context = header("traceparent").map(|traceparent| wire::TraceContext {
-            traceparent,
-            tracestate: header("tracestate").unwrap_or_default(),
-        });
+        let context = header("traceparent")
+            .map(|traceparent| wire::TraceContext { traceparent, tracestate: header("tracestate").unwrap_or_default() });
         let mut message = request.into_inner();
         // The message wins: a proxy between may have replaced the headers by its own.
         message.trace = message.trace.or(context);
@@ -52,7 +50,8 @@ impl Worker for WorkerService {
     }
 
     async fn artifacts(&self, request: Request<wire::ArtifactsRequest>) -> Result<Response<Self::ArtifactsStream>, Status> {
-        let digest = digest_from_wire("digest", &request.into_inner().digest).map_err(|error| error_to_status(&error.into_invalid()))?;
+        let digest =
+            digest_from_wire("digest", &request.into_inner().digest).map_err(|error| error_to_status(&error.into_invalid()))?;
         let Some(blob) = self.served().artifact(&digest) else {
             let message = format!("no artifact {digest} here; take a digest from Describe of this worker");
             return Err(error_to_status(&Error::new(Reason::NotFound, message).with_field("digest")));

@@ -117,7 +117,14 @@ fn blobs(artifacts: &Artifacts, text: &Text) -> Vec<ArtifactBlob> {
 
 impl Served {
     /// Describes one model on one backend with a pool of `blocks` blocks.
-    pub fn new(uid: WorkerUid, incarnation: Incarnation, parts: &ServedParts, spec: &BackendSpec, blocks: u32, request_bytes_max: usize) -> Self {
+    pub fn new(
+        uid: WorkerUid,
+        incarnation: Incarnation,
+        parts: &ServedParts,
+        spec: &BackendSpec,
+        blocks: u32,
+        request_bytes_max: usize,
+    ) -> Self {
         let identity_parts = parts.identity_parts(spec);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
         let capacity = blocks.saturating_mul(spec.block_size);

@@ -108,10 +108,10 @@ async fn health_and_both_reflections_are_open() {
 }
 
 async fn reflects_v1(rig: &Rig) -> Vec<String> {
+    use tonic_reflection::pb::v1::ServerReflectionRequest;
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
     use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-    use tonic_reflection::pb::v1::ServerReflectionRequest;
     let ask = ServerReflectionRequest { host: String::new(), message_request: Some(MessageRequest::ListServices(String::new())) };
     let mut client = ServerReflectionClient::new(rig.channel.clone());
     let mut answers = client.server_reflection_info(stream::iter([ask])).await.unwrap().into_inner();
@@ -122,10 +122,10 @@ async fn reflects_v1(rig: &Rig) -> Vec<String> {
 }
 
 async fn reflects_v1alpha(rig: &Rig) -> Vec<String> {
+    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
     use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
     use tonic_reflection::pb::v1alpha::server_reflection_response::MessageResponse;
-    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
     let ask = ServerReflectionRequest { host: String::new(), message_request: Some(MessageRequest::ListServices(String::new())) };
     let mut client = ServerReflectionClient::new(rig.channel.clone());
     let mut answers = client.server_reflection_info(stream::iter([ask])).await.unwrap().into_inner();

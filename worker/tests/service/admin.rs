@@ -21,9 +21,8 @@ async fn inspect_shows_what_runs_and_what_is_resident_by_tenant() {
     }
     rig.gate.open();
     let rest = tokio::spawn(read_rest(stream));
-    let inspect = async |tenant_tag: Option<String>| {
-        rig.admin().inspect(wire::InspectRequest { tenant_tag }).await.unwrap().into_inner()
-    };
+    let inspect =
+        async |tenant_tag: Option<String>| rig.admin().inspect(wire::InspectRequest { tenant_tag }).await.unwrap().into_inner();
     let all = inspect(None).await;
     let tier = &all.tiers[0];
     assert_eq!(tier.free + tier.cached + tier.held, 512);
@@ -83,8 +82,13 @@ async fn flush_drops_exactly_its_scope() {
         assert_eq!(rig.run(&a).await.started.unwrap().cached() > 0, a_stays, "{scope:?}");
         assert_eq!(rig.run(&b).await.started.unwrap().cached() > 0, b_stays, "{scope:?}");
     }
-    let wrong =
-        [None, Some(Scope::TenantTag(String::new())), Some(Scope::Identity(vec![1])), Some(Scope::SecretEpochNot(vec![])), Some(Scope::All(false))];
+    let wrong = [
+        None,
+        Some(Scope::TenantTag(String::new())),
+        Some(Scope::Identity(vec![1])),
+        Some(Scope::SecretEpochNot(vec![])),
+        Some(Scope::All(false)),
+    ];
     for scope in wrong {
         assert_eq!(refused(rig.admin().flush(wire::FlushRequest { scope }).await).0, Code::InvalidArgument);
     }

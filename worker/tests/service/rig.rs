@@ -3,8 +3,8 @@
 
 use futures::StreamExt as _;
 use kvasir_core::{
-    CacheMode, CachePolicy, Chunk, Contract, Error, Finished, ModelIdentity, PoolSecret, Request, RequestId, ReuseDomain, Sampling,
-    Speculation, Started, Stop, TenantTag, TokenId, WorkerLoad,
+    CacheMode, CachePolicy, Chunk, Contract, Error, Finished, ModelIdentity, PoolSecret, Request, RequestId, ReuseDomain,
+    Sampling, Speculation, Started, Stop, TenantTag, TokenId, WorkerLoad,
 };
 use kvasir_model::ModelFile;
 use kvasir_model::synth::TinyModel;
@@ -232,7 +232,8 @@ impl Rig {
         soon("requests in flight", self.runtime().service().idle()).await;
         // The second report from now on is made after the last end was counted: an older one may show a rest that was before the work.
         let seen = self.runtime().service().engine().load().borrow().seq;
-        self.load_is("at rest", |load| load.seq >= seen + 2 && load.running == 0 && load.waiting == 0 && load.tiers[0].held == 0).await;
+        self.load_is("at rest", |load| load.seq >= seen + 2 && load.running == 0 && load.waiting == 0 && load.tiers[0].held == 0)
+            .await;
     }
 }
 

@@ -78,3 +78,30 @@ async fn the_graceful_end_lets_streams_finish() {
     read_until(&mut socket, "[DONE]").await;
     server.ended().await;
 }
+
+/// R74: when the grace period is over, a running stream ends with an error event, a whole answer with a status that says to come back, and
+/// both are counted as what they are.
+#[tokio::test]
+async fn after_the_grace_period_every_client_is_told() {
+    for (stream, ends) in [(true, "\"code\":\"draining\""), (false, "HTTP/1.1 503 ")] {
+        let rig = rig(|_| Ok(vec![hello(), Step::Hang]));
+        let mut server = Running::with_grace(rig.door.router(), Duration::from_millis(20)).await;
+        let mut socket = TcpStream::connect(server.address).await.unwrap();
+        socket.write_all(request(stream).as_bytes()).await.unwrap();
+        if stream {
+            read_until(&mut socket, "hello").await;
+        } else {
+            live(&rig, 1).await;
+        }
+        server.stop();
+        let mut told = read_until(&mut socket, ends).await;
+        // The socket is closed after it.
+        tokio::time::timeout(Duration::from_secs(10), socket.read_to_string(&mut told)).await.expect("in time").unwrap();
+        assert!(!told.contains("[DONE]"), "{told}");
+        assert!(stream || told.to_ascii_lowercase().contains("retry-after: 2"), "{told}");
+        server.ended().await;
+        live(&rig, 0).await;
+        let metrics = get(&rig, "/metrics").await.body;
+        assert!(metrics.contains("outcome=\"draining\"} 1"), "{stream} {metrics}");
+    }
+}

@@ -156,8 +156,9 @@ fn mutants_of_the_noise_are_red() {
     // The harness itself is green with the right noise.
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| at(row, ahead, id))) < 1.0);
     // A uniform that is biased by 5 %: u^0.95 moves −ln(−ln u) by a constant, so the bias must depend on the token.
-    let biased =
-        |row: &SampleRow, ahead: &[TokenId], id: usize| at(row, ahead, id) - if id % 2 == 0 { 0.95_f32.ln() * 2.0 } else { 0.0 };
+    let biased = |row: &SampleRow, ahead: &[TokenId], id: usize| {
+        at(row, ahead, id) - if id.is_multiple_of(2) { 0.95_f32.ln() * 2.0 } else { 0.0 }
+    };
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| biased(row, ahead, id))) > 1.0);
     // Noise that ignores the position.
     assert!(joint_excess(&row, &mut |l, row, ahead| with_noise(l, row, ahead, |id| at(row, &[], id))) > 1.0);

@@ -75,7 +75,7 @@ proptest! {
         logits in grid(2..700), top_k in 0..90_u32, top_p in 0.05..1.0_f32, min_p in prop::sample::select(vec![0.0_f32, 0.01, 0.1, 0.5]),
         temperature in 0.2..3.0_f32,
     ) {
-        let row = row(SampleParams { top_k, top_p, min_p, temperature, ..params() });
+        let row = row(SampleParams { temperature, top_k, top_p, min_p, ..params() });
         let (probabilities, margin) = distribution(&logits, &row, &[]);
         prop_assume!(margin > 1e-5);
         let mut sampler = Sampler::default();
@@ -95,7 +95,9 @@ proptest! {
     ) {
         let index = ahead.len();
         let mut counts = (*row.output_counts).clone();
-        ahead.iter().for_each(|id| counts.add(*id));
+        for id in &ahead {
+            counts.add(*id);
+        }
         let step = SampleRow {
             position: row.position + index as u32,
             output_counts: Arc::new(counts),

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 pub(super) fn adjusted(logits: &[f32], row: &SampleRow, ahead: &[TokenId]) -> Vec<f64> {
     let params = &row.params;
     let mut output: BTreeMap<TokenId, f64> = row.output_counts.0.iter().map(|(id, count)| (*id, f64::from(*count))).collect();
-    ahead.iter().for_each(|id| *output.entry(*id).or_default() += 1.0);
+    for id in ahead {
+        *output.entry(*id).or_default() += 1.0;
+    }
     let one = |(id, logit): (usize, &f32)| {
         let id = id as TokenId;
         let bias: f32 = params.logit_bias.iter().filter(|entry| entry.token == id).map(|entry| entry.bias).sum();
@@ -61,6 +63,8 @@ pub(super) fn distribution(logits: &[f32], row: &SampleRow, ahead: &[TokenId]) -
     }
     let total: f64 = order.iter().map(|id| weight(*id)).sum();
     let mut probabilities = vec![0.0; logits.len()];
-    order.iter().for_each(|id| probabilities[*id] = weight(*id) / total);
+    for id in &order {
+        probabilities[*id] = weight(*id) / total;
+    }
     (probabilities, margin)
 }
