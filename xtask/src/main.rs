@@ -32,7 +32,8 @@ enum Verb {
     },
     /// Benchmarks: ratios measured side by side in one run, in the `release` profile.
     Bench {
-        /// `prefix` (TTFT warm against cold, hashing) or `router` (against smg and vllm-router on a mock fleet).
+        /// `prefix` (TTFT warm against cold, hashing), `router` (against smg and vllm-router on a mock fleet), `candle` (prefill beside stock
+        /// candle) or `numerics` (the distance of a real llama.cpp from the reference, for the gate).
         what: String,
         /// Fewer repetitions.
         #[arg(long)]

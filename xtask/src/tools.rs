@@ -22,6 +22,10 @@ const ROUTER_PACKAGES: &[&str] = &["smg==1.13.0", "vllm-router==0.1.17"];
 /// Name of their environment; raise it when the packages change.
 const ROUTER_ENVIRONMENT: &str = "routers-1";
 const JAEGER_VERSION: &str = "v1.76.0";
+/// Holds its own llama.cpp; the figures of `numerics.json` belong to it.
+const LLAMA_CPP_VERSION: &str = "0.3.36";
+const LLAMA_CPP_CMAKE_ARGS: &str = "-DGGML_NATIVE=ON -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF \
+     -DCMAKE_C_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16' -DCMAKE_CXX_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'";
 const DENY_VERSION: &str = "0.20.2";
 
 /// The folder of everything that is built or fetched once.
@@ -63,6 +67,26 @@ fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
         fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))?;
     }
     Ok(venv)
+}
+
+/// Python of an environment that has a real llama.cpp, built from source for this CPU (about 10 min, once).
+///
+/// Without AMX: some machines advertise it and crash in it.
+pub fn llama_cpp() -> Result<PathBuf, String> {
+    let venv = cache()?.join(format!("llama-cpp-{LLAMA_CPP_VERSION}"));
+    let python = venv.join("bin/python");
+    let done = venv.join("complete");
+    if !done.exists() {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+            .map_err(|error| format!("{error}; install Python 3 with venv and pip"))?;
+        run(Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary", "llama-cpp-python"])
+            .arg(format!("llama-cpp-python=={LLAMA_CPP_VERSION}"))
+            .env("CMAKE_ARGS", LLAMA_CPP_CMAKE_ARGS))
+        .map_err(|error| format!("{error}; install a C++ compiler"))?;
+        fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))?;
+    }
+    Ok(python)
 }
 
 /// A real Jaeger (v2 binary: OTLP on 4317, query API on 16686).

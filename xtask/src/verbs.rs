@@ -100,6 +100,11 @@ fn test_cold(only: Option<&str>) -> Outcome {
 
 /// `cargo xtask bench`
 pub fn bench(what: &str, quick: bool, json: Option<&str>) -> Outcome {
+    match what {
+        "numerics" => return bench_numerics(json),
+        "candle" => return bench_candle(json),
+        _ => {}
+    }
     run(&mut cargo(&["build", "--release", "--workspace", "--bins"]))?;
     let mut command = Command::new(binary("release", "kvasir"));
     command.args(["bench", what]).current_dir(root());
@@ -114,6 +119,22 @@ pub fn bench(what: &str, quick: bool, json: Option<&str>) -> Outcome {
         command.arg("--smg").arg(smg).arg("--vllm-router").arg(vllm_router);
     }
     run(&mut command)
+}
+
+/// Makes llama.cpp's figures again, which the numerics gate compares ours with.
+fn bench_numerics(json: Option<&str>) -> Outcome {
+    let python = tools::llama_cpp()?;
+    run(cargo(&["run", "--profile", "ci", "--package", "kvasir-tests", "--example", "numerics", "--"])
+        .arg(python)
+        .arg(json.unwrap_or("tests/it/golden/numerics.json")))
+}
+
+/// Prefill beside stock candle, which is compiled for this CPU: it chooses kernels at compile time.
+fn bench_candle(json: Option<&str>) -> Outcome {
+    let example = ["run", "--profile", "ci", "--package", "kvasir-tests", "--example", "candle_prefill"];
+    run(cargo(&example)
+        .args(["--target-dir", "target/native", "--", json.unwrap_or("docs/bench/candle-prefill.json")])
+        .env("RUSTFLAGS", "-C target-cpu=native"))
 }
 
 /// `cargo xtask soak`: the gate's fuzz and simulation with `factor` times the operations.
