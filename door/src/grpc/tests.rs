@@ -300,7 +300,7 @@ async fn after_the_grace_period_a_stream_ends_with_a_status() {
     let mut server = Running::with_grace(rig.door.router(), Duration::from_millis(20)).await;
     let mut client = InferenceClient::new(connect(&server).await);
     let mut events = client.chat(talk()).await.unwrap().into_inner();
-    assert!(matches!(events.next().await.unwrap().unwrap().event, Some(Event::Output(_))));
+    assert!(matches!(events.next().await.unwrap().unwrap().event, Some(Event::Delta(_))));
     server.stop();
     let status = tokio::time::timeout(Duration::from_secs(10), events.next()).await.expect("in time").unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");

@@ -58,7 +58,7 @@ fn values_at_the_ends_of_a_range_are_taken() {
         top_p: Some(1.0),
         top_k: Some(-1),
         min_p: Some(1.0),
-        n: Some(128),
+        n: Some(32),
         presence_penalty: Some(-2.0),
         frequency_penalty: Some(2.0),
         logprobs: Some(20),
@@ -66,7 +66,7 @@ fn values_at_the_ends_of_a_range_are_taken() {
         ..Knobs::default()
     };
     let sampling = knobs.check(0).unwrap().sampling;
-    assert_eq!((sampling.top_k, sampling.n, sampling.logprobs), (0, 128, Some(20)));
+    assert_eq!((sampling.top_k, sampling.n, sampling.logprobs), (0, 32, Some(20)));
     assert_eq!(sampling.logit_bias[0], LogitBias { token: 1, bias: 100.0 });
 }
 
