@@ -57,7 +57,7 @@ fn banned_words_are_not_written() {
 
 #[test]
 fn unsafe_code_stays_in_its_two_homes() {
-    let findings = sources()
+    let findings: Vec<String> = sources()
         .into_iter()
         .filter(|source| {
             !source.path.starts_with("kernels/")
@@ -72,7 +72,7 @@ fn unsafe_code_stays_in_its_two_homes() {
 
 #[test]
 fn modules_have_names_that_say_something() {
-    let findings = sources()
+    let findings: Vec<String> = sources()
         .into_iter()
         .filter(|source| {
             let stem = source.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
@@ -85,7 +85,7 @@ fn modules_have_names_that_say_something() {
 
 #[test]
 fn every_file_begins_with_its_purpose() {
-    let findings = sources()
+    let findings: Vec<String> = sources()
         .into_iter()
         .filter(|source| {
             !source.path.ends_with("/tests.rs")
@@ -102,7 +102,7 @@ fn every_file_begins_with_its_purpose() {
 fn no_large_or_binary_file_is_tracked() {
     let mut files = Vec::new();
     walk(&root(), &mut files);
-    let findings = files
+    let findings: Vec<String> = files
         .into_iter()
         .filter(|path| path.metadata().is_ok_and(|meta| meta.len() > 1 << 20))
         .map(|path| format!("{}: over 1 MiB; weights and tools are fetched into the cache by digest", path.display()))

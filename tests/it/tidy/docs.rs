@@ -30,7 +30,7 @@ fn every_reason_has_a_page_that_agrees_with_it() {
 fn no_page_describes_a_reason_that_is_gone() {
     let mut pages = Vec::new();
     walk(&root().join("docs/errors"), &mut pages);
-    let findings = pages
+    let findings: Vec<String> = pages
         .iter()
         .filter_map(|path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))
         .filter(|stem| Reason::from_code(stem).is_none())
@@ -41,7 +41,7 @@ fn no_page_describes_a_reason_that_is_gone() {
 
 #[test]
 fn the_documents_that_people_need_are_there() {
-    let findings =
+    let findings: Vec<String> =
         ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/roadmap.md", "docs/threat-model.md"]
             .into_iter()
             .filter(|path| !root().join(path).is_file())
