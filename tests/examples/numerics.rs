@@ -48,10 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for window in &windows {
         let want = reference.logits(window, None)?;
         for (want, row) in want.iter().zip(&mut rows) {
-            distance.add(
-                want,
-                row.chunks_exact(4).map(|bytes| f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))),
-            );
+            let row: Vec<f32> =
+                row.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect();
+            distance.add(want, &row);
         }
         surprises += want.iter().zip(&window[1..]).map(|(logits, next)| surprise(logits, *next)).sum::<f64>();
     }
