@@ -2,8 +2,8 @@
 
 use clap::Parser as _;
 use kvasir_core::PoolSecret;
-use kvasir_router::RouterRuntime;
 use kvasir_router::args::{Args, Files};
+use kvasir_router::{RouterRuntime, StartError};
 use kvasir_telemetry::{Tracer, init_log};
 use std::error::Error;
 use std::path::Path;
@@ -39,7 +39,11 @@ fn main() -> ExitCode {
 async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
     let tracer = Tracer::new(&args.trace_config())?;
-    let mut router = RouterRuntime::start(args.settings(files(args)?, tracer.clone())?).await?;
+    let started = RouterRuntime::start(args.settings(files(args)?, tracer.clone())?).await;
+    let mut router = started.map_err(|error| match (&error, &args.trust.tenants) {
+        (StartError::Tenants(_), Some(path)) => format!("{}: {error}", path.display()).into(),
+        _ => Failure::from(error),
+    })?;
     tracing::info!(http = %router.http, grpc = %router.grpc, admin = ?router.admin, workers = args.workers.len(), "serving");
     tokio::select! {
         () = signals.next() => {}
@@ -64,8 +68,12 @@ fn files(args: &Args) -> Result<Files, Failure> {
     Ok(Files {
         secret: String::from_utf8_lossy(&read(&args.trust.secret_file)?).into_owned(),
         pool_secrets: args.trust.pool_secret_files.iter().map(pool_secret).collect::<Result<_, _>>()?,
-        tenants: args.trust.tenants.as_deref().map(|path| Ok::<_, Failure>(String::from_utf8(read(path)?)?)).transpose()?,
+        tenants: args.trust.tenants.as_deref().map(text).transpose()?,
     })
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    String::from_utf8(read(path)?).map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

@@ -447,6 +447,23 @@ async fn a_worker_that_is_not_ready_gets_nothing_and_alone_gives_a_typed_refusal
     drop(silent);
 }
 
+/// A worker that asks for another secret than the router shows is no silent absence: `/readyz` names the worker and the reason.
+#[tokio::test]
+async fn readiness_says_which_worker_is_not_usable_and_why() {
+    let worker = MockWorker::start(mock(0), any_port(), None).unwrap();
+    let address = worker.address().to_string();
+    let refusal = Error::new(Reason::NotReady, "the model is loading");
+    worker.set_refusal(Some(refusal));
+    let fixed = Fixed::new(vec![Endpoint::parse(&address).unwrap()]);
+    let settings = RouterSettings { ready_workers_min: 1, ..RouterSettings::default() };
+    let rig = Rig::over(Box::new(fixed), vec![worker], settings);
+    let told =
+        |words: &str| rig.router.ready().is_err_and(|error| error.message.contains(&address) && error.message.contains(words));
+    eventually("the worker's own words are passed on", || told("the model is loading")).await;
+    rig.mock(0).set_refusal(None);
+    eventually("nothing is left to say", || rig.router.ready().is_ok()).await;
+}
+
 /// Field report R22 and DESIGN §6: another worker before the first token, an error after it.
 #[tokio::test]
 async fn a_failed_attempt_is_retried_elsewhere_only_before_the_first_token() {

@@ -1,8 +1,12 @@
 //! What the router decided, recorded by the router.
 
-use super::{EncodeLabelSet, Family, Gauge, Histogram, OutcomeLabel, Reason, Registry, level, secs, short_seconds, token_errors};
+use super::{
+    EncodeLabelSet, Family, Gauge, Histogram, HistogramFamily, OutcomeLabel, Reason, Registry, level, secs, short_seconds,
+    token_errors,
+};
 use crate::names;
 use prometheus_client::metrics::counter::Counter;
+use std::cmp::Ordering;
 use std::time::Duration;
 
 /// Metrics of one router.
@@ -10,7 +14,7 @@ use std::time::Duration;
 pub struct RouterMetrics {
     decisions: Family<Branch, Counter>,
     pick: Histogram,
-    prediction: Histogram,
+    prediction: HistogramFamily<Direction>,
     index_workers: Family<IndexState, Gauge>,
     index_bytes: Gauge,
     leases: Gauge,
@@ -23,6 +27,12 @@ pub struct RouterMetrics {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Branch {
     branch: &'static str,
+}
+
+/// Which way a prediction was wrong: `over` promised more than was reused, `under` less, `exact` neither.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Direction {
+    direction: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -38,9 +48,9 @@ impl RouterMetrics {
         Self {
             decisions: registry.add(names::ROUTER_DECISIONS, "Placement decisions by branch", Family::default()),
             pick: registry.histogram(names::ROUTER_PICK_SECONDS, "Time of one placement decision", short_seconds),
-            prediction: registry.histogram(
+            prediction: registry.histograms(
                 names::ROUTER_PREDICTION_ERROR_TOKENS,
-                "Predicted minus reported cached tokens",
+                "Distance of predicted from reported cached tokens, by direction",
                 token_errors,
             ),
             index_workers: registry.add(names::ROUTER_INDEX_WORKERS, "Workers by state of their index", Family::default()),
@@ -61,7 +71,13 @@ impl RouterMetrics {
 
     /// A worker reported what it reused.
     pub fn predicted(&self, predicted_tokens: u32, reported_tokens: u32) {
-        self.prediction.observe(f64::from(predicted_tokens) - f64::from(reported_tokens));
+        let direction = match predicted_tokens.cmp(&reported_tokens) {
+            Ordering::Greater => "over",
+            Ordering::Less => "under",
+            Ordering::Equal => "exact",
+        };
+        let distance = f64::from(predicted_tokens.abs_diff(reported_tokens));
+        self.prediction.get_or_create(&Direction { direction }).observe(distance);
     }
 
     /// How many workers are in each index state.

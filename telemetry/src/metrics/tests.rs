@@ -33,6 +33,8 @@ fn all_components_render_into_one_valid_exposition() {
     worker.totals(&WorkerTotals { steps: 4, ..WorkerTotals::default() });
     router.decided("longest_match", Duration::from_micros(5));
     router.predicted(96, 96);
+    router.predicted(96, 128);
+    router.predicted(128, 96);
     let text = registry.render();
     for line in [
         "kvasir_door_requests_total{door=\"http\",route=\"chat\",model=\"m\",outcome=\"ok\"} 1",
@@ -47,6 +49,12 @@ fn all_components_render_into_one_valid_exposition() {
     ] {
         assert!(text.lines().any(|have| have == line), "missing `{line}` in\n{text}");
     }
+    for direction in ["exact", "over", "under"] {
+        let count = format!("kvasir_router_prediction_error_tokens_count{{direction=\"{direction}\"}} 1");
+        assert!(text.lines().any(|line| line == count), "missing `{count}` in\n{text}");
+    }
+    // OpenMetrics: a histogram with a negative bucket has no sum, and readers refuse the whole page.
+    assert!(!text.contains("le=\"-"), "{text}");
     assert!(text.ends_with("# EOF\n"));
 }
 
