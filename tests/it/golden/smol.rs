@@ -65,6 +65,8 @@ fn schema() -> Grammar {
         "properties": {"price": {"type": "integer", "minimum": 0, "maximum": 99}, "open": {"type": "boolean"}},
         "required": ["price", "open"],
         "additionalProperties": false,
+        // Without blanks the answer ends within its few tokens.
+        "x-guidance": {"whitespace_flexible": false},
     });
     Grammar::JsonSchema(schema.to_string())
 }
