@@ -54,6 +54,10 @@ pub enum ListenError {
     Died(#[from] tokio::task::JoinError),
 }
 
+/// Requests of one connection that may be given up before they were looked at. Past it HTTP/2 closes the connection, and with it the streams of
+/// every other client of the router; the usual limit of 20 is for peers that nobody knows. 16,384 × about 1 KiB.
+const PENDING_RESETS_MAX: usize = 1 << 14;
+
 // === impl ListenError ===
 
 impl ListenError {
@@ -79,6 +83,7 @@ impl GrpcServer {
         let server = Server::builder()
             .tcp_nodelay(true)
             .max_concurrent_streams(service.0.limits.streams_per_connection_max)
+            .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
             .http2_keepalive_interval(Some(KEEPALIVE.0))
             .http2_keepalive_timeout(Some(KEEPALIVE.1))
             .add_routes(routes)

@@ -87,3 +87,27 @@ async fn a_hundred_disconnects_leave_nothing_behind() {
     assert_eq!(stats.requests.finished + stats.requests.cancelled, 121);
     assert_eq!(stats.reconcile_violations, 0);
 }
+
+/// All clients of a router share its connection: those that leave at once must not take the others' streams with them.
+#[tokio::test]
+async fn a_burst_of_requests_that_are_given_up_at_once_leaves_the_neighbour_alone() {
+    let rig = rig().await;
+    rig.gate.close();
+    let neighbour = rig.squeeze_in(&rig.request("b", &prompt(1, 9), 20)).await;
+    // How far a request has come when it is given up differs by round: on one thread the server looks at them only in between.
+    for yields in 0..16 {
+        let calls: Vec<_> = (0..200)
+            .map(|number| {
+                let (mut client, request) = (rig.client(), rig.request("a", &prompt(number + 2, 40), 4));
+                tokio::spawn(async move { client.generate(request_to_wire(&request)).await.map(drop) })
+            })
+            .collect();
+        for _ in 0..yields {
+            tokio::task::yield_now().await;
+        }
+        calls.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+    rig.gate.open();
+    assert_eq!(read(neighbour).await.ids.len(), 20);
+    rig.at_rest().await;
+}
