@@ -83,7 +83,7 @@ fn figures(ours: &[f64], candle: &[f64], products: &[f64]) -> serde_json::Value 
         "turns": TURNS,
         "kvasir": { "median": rounded(&[median(ours)])[0], "all": rounded(ours), "instruction_set": Isa::detect().name() },
         "candle": {
-            "version": "candle-core 0.11",
+            "version": format!("candle-core {}", candle_version()),
             "build": candle_build(),
             "median": rounded(&[median(candle)])[0],
             "all": rounded(candle),
@@ -94,6 +94,13 @@ fn figures(ours: &[f64], candle: &[f64], products: &[f64]) -> serde_json::Value 
         "floor": FLOOR,
         "command": "cargo xtask bench candle",
     })
+}
+
+/// As locked for this workspace.
+fn candle_version() -> &'static str {
+    let lock = include_str!("../../Cargo.lock");
+    let entry = lock.split("[[package]]").find(|entry| entry.contains("\nname = \"candle-core\"\n"));
+    entry.and_then(|entry| entry.split("version = \"").nth(1)?.split('"').next()).unwrap_or("unknown")
 }
 
 /// candle chooses some of its kernels when it is compiled.
