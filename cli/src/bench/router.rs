@@ -285,7 +285,7 @@ impl<'a> Rig<'a> {
         let cpu = || running.router.as_ref().map_or(Ok(Duration::ZERO), Process::cpu);
         let before = cpu()?;
         let figures = load.run(clients, self.stretch).await?;
-        let used = cpu()? - before;
+        let used = cpu()?.saturating_sub(before);
         let rss_mib = running.router.as_ref().map_or(Ok(0.0), Process::rss_mib)?;
         if running.router.is_some() && used.is_zero() {
             return Err(RouterBenchError::Answer("a router used no CPU: its work is done by another process".to_owned()));

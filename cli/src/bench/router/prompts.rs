@@ -130,7 +130,7 @@ impl Prompts {
             for segments in &rendered {
                 std::hint::black_box(text.encode_segments(segments, cache)?);
             }
-            *time = (thread_cpu()? - began).as_secs_f64() * 1e6 / count as f64;
+            *time = thread_cpu()?.saturating_sub(began).as_secs_f64() * 1e6 / count as f64;
         }
         let kib = (SHARED_BYTES + FRESH_BYTES) as f64 / 1024.0;
         Ok(Tokenising { cached_us: times[0], uncached_us_per_kib: times[1] / kib })
