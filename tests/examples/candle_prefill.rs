@@ -6,6 +6,8 @@
 //!
 //! Arguments: a file for the figures as JSON (optional).
 
+#![expect(clippy::expect_used, reason = "a measurement: any failure should stop it")]
+
 #[path = "../it/golden/numerics/measure.rs"]
 #[expect(dead_code, reason = "the gate uses what this program does not")]
 mod measure;

@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask bench numerics` builds llama.cpp and runs this. Arguments: a Python that has `llama_cpp`, and the file to write.
 
+#![expect(clippy::expect_used, reason = "a measurement: any failure should stop it")]
+
 #[path = "../it/golden/numerics/measure.rs"]
 #[expect(dead_code, reason = "the gate uses what this program does not")]
 mod measure;
