@@ -23,8 +23,8 @@ fn numerics() -> NumericsParts {
     }
 }
 
-fn adapter(content: &str, scale: f32) -> Option<Adapter> {
-    Some(Adapter { content: Framer::new(content).finish(), scale })
+fn adapter(content: &str, scale: f32) -> Adapter {
+    Adapter { content: Framer::new(content).finish(), scale }
 }
 
 /// One change per component of the identity; each must change the result, and no two may give the same one.
@@ -47,9 +47,9 @@ fn changed() -> Vec<(&'static str, ModelIdentity)> {
         ("tokenizer", model(|p| p.tokenizer = Framer::new("t2").finish())),
         ("chat template", model(|p| p.chat_template = Framer::new("c2").finish())),
         ("weights and tokenizer swapped", model(|p| std::mem::swap(&mut p.weights, &mut p.tokenizer))),
-        ("adapter set", model(|p| p.adapter = adapter("a", 1.0))),
-        ("adapter content", model(|p| p.adapter = adapter("b", 1.0))),
-        ("adapter scale", model(|p| p.adapter = adapter("a", 0.5))),
+        ("adapter set", model(|p| p.adapter = Some(adapter("a", 1.0)))),
+        ("adapter content", model(|p| p.adapter = Some(adapter("b", 1.0)))),
+        ("adapter scale", model(|p| p.adapter = Some(adapter("a", 0.5)))),
         ("mode", arithmetic(|n| n.mode = NumericsMode::CudaInvariant { compute_capability: 90, kernels: KERNELS })),
         ("mode fast", arithmetic(|n| n.mode = NumericsMode::CudaFast { compute_capability: 90, kernels: KERNELS })),
         ("mode fake", arithmetic(|n| n.mode = NumericsMode::Fake)),

@@ -1,7 +1,7 @@
 //! Sixteen lanes as two 256-bit registers.
 
 use super::Lanes;
-#[expect(clippy::wildcard_imports, reason = "some forty intrinsics, all with one prefix")]
+#[allow(clippy::wildcard_imports, reason = "some forty intrinsics, all with one prefix")]
 use std::arch::x86_64::*;
 
 /// AVX2 with FMA.

@@ -1,7 +1,7 @@
 //! Sixteen lanes as one 512-bit register.
 
 use super::Lanes;
-#[expect(clippy::wildcard_imports, reason = "some forty intrinsics, all with one prefix")]
+#[allow(clippy::wildcard_imports, reason = "some forty intrinsics, all with one prefix")]
 use std::arch::x86_64::*;
 
 /// AVX-512 F, BW, DQ, VL.

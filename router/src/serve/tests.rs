@@ -170,7 +170,7 @@ async fn read(mut chunks: ChunkStream) -> Outcome {
         assert!(outcome.finished.is_none() && outcome.failed.is_none(), "nothing follows the end");
         match chunk {
             Chunk::Started(started) => {
-                assert!(outcome.started.replace(started).is_none() && outcome.messages == 0, "started once and first")
+                assert!(outcome.started.replace(started).is_none() && outcome.messages == 0, "started once and first");
             }
             Chunk::Tokens(tokens) => {
                 assert!(outcome.started.is_some());

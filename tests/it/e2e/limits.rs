@@ -129,7 +129,7 @@ fn r77_what_cannot_fit_the_pool_is_refused_and_those_behind_are_served() {
         let (big, small) = tokio::join!(futures::future::join_all(big), futures::future::join_all(small));
         for reply in &big[..3] {
             let (status, code, message) = reply.error();
-            assert_eq!((status, code), (u16::from(Reason::CapacityExceeded.http_status()), "capacity_exceeded"), "{message}");
+            assert_eq!((status, code), (Reason::CapacityExceeded.http_status(), "capacity_exceeded"), "{message}");
             assert!(message.contains(&pool.to_string()), "{message}");
             assert_eq!(reply.retry_after, None, "it will never fit");
         }
@@ -299,11 +299,7 @@ fn another_identity_is_refused_over_the_wire_before_any_lookup() {
 
         let prompt = tokens(1, 100);
         let asked = request(identity, &prompt);
-        assert_eq!(
-            (cached(&mut client, &asked).await, cached(&mut client, &asked).await),
-            (0, 96),
-            "there is something to meet"
-        );
+        assert_eq!((cached(&mut client, &asked).await, cached(&mut client, &asked).await), (0, 96), "there is something to meet");
         let counters = || {
             let text = registry.render();
             let prefix = ["kvasir_prompt_tokens_total", "kvasir_prefix_requests_total", "kvasir_prefix_misses_total"];

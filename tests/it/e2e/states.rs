@@ -162,7 +162,7 @@ fn an_injected_delay_lands_in_its_state_and_in_no_other() {
         }
     }
     let all = Delays { queue: delay, prefill: delay, decode: delay, preempted: delay, reader: delay };
-    assert_eq!(course(all).0.total() - plain.total(), delay * (3 + steps[0] + steps[1]), "together they add up");
+    assert_eq!(course(all).0.total().saturating_sub(plain.total()), delay * (3 + steps[0] + steps[1]), "together they add up");
 }
 
 fn states(report: &Value) -> Vec<(State, f64)> {

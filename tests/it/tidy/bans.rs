@@ -4,7 +4,11 @@ use super::{before_tests, is_test, report, root, sources, walk};
 
 /// Pattern, where it is allowed (path fragments), what to do instead.
 const BANS: &[(&str, &[&str], &str)] = &[
-    ("std::env::var", &["xtask/", "tests/", "build.rs"], "read the environment with clap in args.rs and pass settings"),
+    (
+        "std::env::var",
+        &["xtask/", "tests/", "build.rs", "cli/src/bench/"],
+        "read the environment with clap in args.rs and pass settings",
+    ),
     ("#[ignore", &[], "put a long loop under `cargo xtask soak`, or make the test fast"),
     ("\"kvasir_", &["telemetry/src/", "tests/", "/tests.rs"], "use the constant in telemetry/src/names.rs"),
     ("std::process::exit", &["/src/main.rs", "/src/bin/", "xtask/"], "return an error to main"),

@@ -75,13 +75,13 @@ pub(super) fn report(
             "repetitions": repetitions, "stretch_s": rig.stretch.as_secs_f64(), "warm_up": "1 s with 32 clients, kept apart",
             "order": "every arm started anew in each repetition, rotated", "figures": "medians over repetitions",
             "comparison": "stack comparison: routers of other projects in front of HTTP engines, ours in front of gRPC workers",
-            "kvasir_build": if cfg!(debug_assertions) { "checked: opt-level 1, debug assertions" } else { "optimised, no assertions" },
+            "build": if cfg!(debug_assertions) { "checked: opt-level 1, debug assertions" } else { "optimised, no assertions" },
             "cpu": "user + system time of the router's process, /proc/PID/stat",
             "tokenising": "measured in this process over the same prompts, with the door's cache of segments, and taken off the text arm",
             "tokenising_us_per_request": tokenising.cached_us, "tokenising_us_per_kib_of_prompt": tokenising.cached_us / 2.0,
             "tokenising_uncached_us_per_kib": tokenising.uncached_us_per_kib,
             "smg": version_of(&rig.args.smg, "smg"), "vllm_router": version_of(&rig.args.vllm_router, "vllm_router"),
-            "kvasir_reported_c1": text.states(), "kvasir_reported_c1_token_ids": ids.states(),
+            "reported_c1": text.states(), "reported_c1_token_ids": ids.states(),
         }),
     );
     let row = |name, unit, ours, peer, floor, aim| Row {
