@@ -81,15 +81,15 @@ pub struct LocalArgs {
     pub otlp: Option<String>,
 
     /// Compute threads; one per core by default.
-    #[arg(long, env = "KVASIR_THREADS")]
-    pub threads: Option<usize>,
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub threads: Option<u16>,
 
     /// KV pool of each worker in MiB.
     #[arg(long, default_value_t = 1024, env = "KVASIR_KV_MIB", value_name = "MIB")]
     pub kv_mib: u64,
 
     /// Tokens per KV block.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, default_value_t = 16, value_parser = block_size)]
     pub block_size: u32,
 
     /// Folder of the pool secret; ~/.local/state/kvasir by default.
@@ -198,6 +198,13 @@ pub struct RouterBenchArgs {
     pub binaries: Option<PathBuf>,
 }
 
+/// Block sizes that the CPU kernels take.
+fn block_size(text: &str) -> Result<u32, String> {
+    const SIZES: [u32; 5] = [16, 32, 64, 128, 256];
+    let size = text.parse().ok().filter(|size| SIZES.contains(size));
+    size.ok_or_else(|| format!("a block has 16, 32, 64, 128 or 256 tokens, not `{text}`"))
+}
+
 // === impl Cli ===
 
 impl Cli {
@@ -209,5 +216,29 @@ impl Cli {
     /// The home folder, or the current one where none is set.
     pub fn home(&self) -> PathBuf {
         self.home.clone().unwrap_or_else(|| PathBuf::from("."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(args: &[&str]) -> String {
+        Cli::try_parse_from(args).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_with_what_is_possible() {
+        assert!(refusal(&["kvasir", "local", "--threads", "0"]).contains("1..=512"));
+        assert!(refusal(&["kvasir", "local", "--block-size", "17"]).contains("16, 32, 64, 128 or 256"));
+        assert!(refusal(&["kvasir", "local", "--workers", "0"]).contains("1..=64"));
+    }
+
+    #[test]
+    fn the_default_model_is_the_embedded_one_on_one_worker() {
+        let cli = Cli::try_parse_from(["kvasir", "local"]).expect("defaults");
+        let Command::Local(args) = cli.command else { panic!("not local") };
+        assert_eq!((args.model.as_str(), args.workers, args.block_size), ("smollm2", 1, 16));
+        assert_eq!(args.http.to_string(), "127.0.0.1:8080");
     }
 }

@@ -318,7 +318,7 @@ async fn load(args: &LocalArgs, cache: &Path) -> Result<(LoadedModel, usize), Lo
     let loaded = tokio::task::spawn_blocking(move || -> Result<_, LocalError> {
         let path = obtain(&args.model, &cache).map_err(ModelError::from)?;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let pool = Arc::new(Pool::new(args.threads.unwrap_or_else(cores)));
+        let pool = Arc::new(Pool::new(args.threads.map_or_else(cores, usize::from)));
         let threads = pool.threads();
         Ok((LoadedModel::open(&args.name(), &path, Some(DigestCache::new(cache)), pool)?, threads))
     });
