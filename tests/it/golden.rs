@@ -3,4 +3,5 @@
 mod numerics;
 mod oracle;
 mod rig;
+mod safetensors;
 mod smol;
