@@ -76,15 +76,16 @@ impl MockWorker {
         secret: Option<BearerSecret>,
     ) -> Result<Self, MockError> {
         let io = |source| MockError::Io { address, source };
+        // The port first: a runtime may not be dropped inside another one, as it would be if the port were taken.
+        let listener = std::net::TcpListener::bind(address).map_err(io)?;
+        listener.set_nonblocking(true).map_err(io)?;
+        let address = listener.local_addr().map_err(io)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("mock-worker")
             .enable_all()
             .build()
             .map_err(io)?;
-        let listener = std::net::TcpListener::bind(address).map_err(io)?;
-        listener.set_nonblocking(true).map_err(io)?;
-        let address = listener.local_addr().map_err(io)?;
         let listener = {
             // A tokio listener belongs to the runtime that it is made in.
             let _inside = runtime.enter();
