@@ -30,5 +30,5 @@ mod testing;
 
 pub use auth::{Isolation, Tenant, TenantFileError, TenantTable, Tenants};
 pub use door::{Door, DoorSettings};
-pub use serve::{Catalog, ChunkStream, Prepared, ROUTER_STATES, Receipt, ReceiptSlot, Serve, ServedModel};
+pub use serve::{Catalog, ChunkStream, Prepared, Receipt, ReceiptSlot, Serve, ServedModel};
 pub use server::{ServerSettings, serve};

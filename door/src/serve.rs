@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use kvasir_core::{Chunk, Error, ModelIdentity, Request, State, StateTimes};
+use kvasir_core::{Chunk, Error, ModelIdentity, Request, StateTimes};
 use kvasir_model::Text;
 use std::sync::{Arc, OnceLock};
 
@@ -88,6 +88,3 @@ impl Catalog {
         self.models.iter().find(|model| model.name == name)
     }
 }
-
-/// States that a router's answer adds to the door's own (`route`, `transfer`), merged by the server of the request.
-pub const ROUTER_STATES: [State; 3] = [State::AdmitWait, State::Route, State::Transfer];
