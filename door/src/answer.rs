@@ -10,7 +10,7 @@
 //! 4. When the server has no time left ([`Ending`]) the answer fails, and what was handed out until then is its usage.
 
 use crate::call::Call;
-use crate::params::Wishes;
+use crate::params::{GRAMMAR_FIELD, Wishes};
 use crate::prepare::Batch;
 use crate::serve::{Prepared, Receipt, ReceiptSlot, Serve, ServedModel};
 use crate::server::Ending;
@@ -72,6 +72,7 @@ pub(crate) struct Answer {
     last_output: Vec<Option<Instant>>,
     seed: u64,
     report: bool,
+    grammar_name: &'static str,
     /// Output tokens handed out.
     delivered: u32,
     ending: Option<Ending>,
@@ -116,6 +117,7 @@ impl Answer {
             choices_per_part: n,
             seed: wishes.sampling.seed,
             report: wishes.report,
+            grammar_name: wishes.grammar_name,
             delivered: 0,
             ending,
             ended: false,
@@ -258,10 +260,20 @@ impl Answer {
             // Nothing came back: at least what the door itself spent is known.
             states = self.parts.first().map(|part| part.prepared).unwrap_or_default();
         }
+        let error = renamed(error, self.grammar_name);
         self.call.fail(&error, usage.unwrap_or_default(), states);
         self.chunks.clear();
         Event::Failed(error)
     }
+}
+
+/// Names the member that the client wrote where a worker says `response_format`.
+fn renamed(error: Error, grammar_name: &str) -> Error {
+    if error.field.as_deref() != Some(GRAMMAR_FIELD) || grammar_name == GRAMMAR_FIELD {
+        return error;
+    }
+    let message = error.message.replace(GRAMMAR_FIELD, grammar_name);
+    Error { message, ..error }.with_field(grammar_name)
 }
 
 async fn over(ending: &mut Option<Ending>) {

@@ -21,6 +21,7 @@ use kvasir_core::{Error, PoolSecret, Reason, ReuseDomain, SecretEpoch, SharedDom
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
 
@@ -40,6 +41,7 @@ pub struct Tenant {
 
 /// All tenants of a door at one moment.
 pub struct TenantTable {
+    awaited: bool,
     open: Option<Arc<Tenant>>,
     by_key: HashMap<[u8; 32], Entry>,
     lookup_key: [u8; 32],
@@ -54,6 +56,9 @@ struct Entry {
     key_sha256: [u8; 32],
     tenant: Arc<Tenant>,
 }
+
+/// When callers of a door without a table are to come back: a table is usually there within a second of the start.
+const AWAITED_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Scope {
@@ -102,7 +107,12 @@ impl TenantTable {
             cache_epoch: 0,
             scope: Arc::new(Scope { secret, shared: None }),
         });
-        Self { open: Some(tenant.clone()), by_key: HashMap::new(), lookup_key: [0; 32], tenants: vec![tenant] }
+        Self { awaited: false, open: Some(tenant.clone()), by_key: HashMap::new(), lookup_key: [0; 32], tenants: vec![tenant] }
+    }
+
+    /// A door whose tenants are not known yet: everyone is told to come back, for "unauthenticated" would be a lie to those with a key.
+    pub fn awaited() -> Self {
+        Self { awaited: true, open: None, by_key: HashMap::new(), lookup_key: [0; 32], tenants: Vec::new() }
     }
 
     /// Whether requests without a key are served.
@@ -119,6 +129,10 @@ impl TenantTable {
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Tenant>, Error> {
         if let Some(tenant) = &self.open {
             return Ok(tenant.clone());
+        }
+        if self.awaited {
+            let message = "the tenants' keys have not been loaded yet; send the request again";
+            return Err(Error::new(Reason::NotReady, message).with_retry_after(AWAITED_RETRY));
         }
         let key = bearer(authorization)?;
         let key_sha256: [u8; 32] = Sha256::digest(key).into();
@@ -167,7 +181,8 @@ impl Tenants {
         self.0.borrow().clone()
     }
 
-    /// Puts another table in place: keys that it lacks are refused from the next request on.
+    /// Puts another table in place: keys that it lacks are refused from the next request on, also on connections that are open. A request that
+    /// was let in goes on to its end: it was authenticated once, as a whole.
     pub fn replace(&self, table: TenantTable) {
         self.0.send_replace(Arc::new(table));
     }

@@ -23,6 +23,9 @@ pub const STOP_TOKENS_MAX: usize = 64;
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Most log-probabilities per token (OpenAI).
 pub const LOGPROBS_MAX: i64 = 20;
+/// What workers call the member that constrains the output; a client may have written another one.
+pub(crate) const GRAMMAR_FIELD: &str = "response_format";
+
 /// Longest grammar, schema or regular expression, in bytes.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Longest `cache_salt`, in bytes.
@@ -65,6 +68,8 @@ pub(crate) struct Knobs {
     pub(crate) stop_token_ids: Vec<i64>,
     pub(crate) ignore_eos: bool,
     pub(crate) grammar: Option<Grammar>,
+    /// How the client wrote `response_format`.
+    pub(crate) grammar_name: Option<&'static str>,
     pub(crate) cache_salt: Option<String>,
     pub(crate) extension: Extension,
 }
@@ -90,6 +95,8 @@ pub(crate) struct Wishes {
     /// `max_tokens` holds what was asked for, or [`u32::MAX`] where the context decides.
     pub(crate) stop: Stop,
     pub(crate) grammar: Option<Grammar>,
+    /// How the client wrote [`GRAMMAR_FIELD`].
+    pub(crate) grammar_name: &'static str,
     pub(crate) cache_salt: Option<String>,
     pub(crate) cache: CachePolicy,
     pub(crate) speculation: Speculation,
@@ -153,7 +160,8 @@ impl Knobs {
     pub(crate) fn check(self, random_seed: u64) -> Result<Wishes, Error> {
         let sampling = self.sampling(random_seed)?;
         let stop = self.stop()?;
-        let grammar = checked_grammar(self.grammar)?;
+        let grammar_name = self.grammar_name.unwrap_or(GRAMMAR_FIELD);
+        let grammar = checked_grammar(grammar_name, self.grammar)?;
         let cache_salt = checked_salt(self.cache_salt)?;
         let Extension { report, priority, deadline_ms, contract, .. } = self.extension;
         let bound = i64::from(PRIORITY_MAX);
@@ -162,6 +170,7 @@ impl Knobs {
             sampling,
             stop,
             grammar,
+            grammar_name,
             cache_salt,
             cache: self.extension.cache()?,
             speculation: self.extension.speculation()?,
@@ -275,14 +284,14 @@ pub(crate) fn token_id(field: &str, id: i64) -> Result<TokenId, Error> {
     })
 }
 
-fn checked_grammar(grammar: Option<Grammar>) -> Result<Option<Grammar>, Error> {
+fn checked_grammar(field: &str, grammar: Option<Grammar>) -> Result<Option<Grammar>, Error> {
     let len = match &grammar {
         None | Some(Grammar::JsonObject) => 0,
         Some(Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text)) => text.len(),
     };
     if len > GRAMMAR_BYTES_MAX {
-        let message = format!("the grammar or schema is {len} bytes long; at most {GRAMMAR_BYTES_MAX} are allowed");
-        return Err(Error::invalid("response_format", message));
+        let message = format!("`{field}` is {len} bytes long; at most {GRAMMAR_BYTES_MAX} are allowed");
+        return Err(Error::invalid(field, message));
     }
     Ok(grammar)
 }

@@ -177,7 +177,7 @@ fn encode(text: &Text, input: &Input, segments: &SegmentCache, domain: &ReuseDom
 }
 
 fn refused(field: &str, error: &TextError) -> Error {
-    Error::new(error.reason(), error.to_string()).with_field(field)
+    Error::new(error.reason(), error.to_string()).with_field(error.field().unwrap_or(field))
 }
 
 fn echoes(input: &Input, text: &Text) -> Vec<String> {

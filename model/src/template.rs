@@ -34,6 +34,9 @@ const MAX_JSON_DEPTH: usize = 64;
 /// Longest rendered prompt in bytes.
 const MAX_RENDERED_BYTES: usize = crate::tokenizer::MAX_TEXT_BYTES;
 const NAME: &str = "chat_template";
+/// The members of a request that hold what enters a template beside messages.
+const TOOLS: &str = "tools";
+const VARIABLES: &str = "chat_template_kwargs";
 const PROBE: &str = "kvasirprobe";
 
 /// A conversation to render.
@@ -72,6 +75,14 @@ pub enum TemplateError {
     Message {
         /// Which message.
         index: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Tools or variables have no shape that templates know.
+    #[error("{field} {problem}")]
+    Variable {
+        /// Which.
+        field: &'static str,
         /// What is wrong with it.
         problem: String,
     },
@@ -115,8 +126,21 @@ impl TemplateError {
         match self {
             Self::Compile(_) | Self::TooLong { .. } => Reason::ModelFile,
             Self::Raised(_) | Self::Failed(_) => Reason::TemplateRefused,
-            Self::Message { .. } => Reason::InvalidArgument,
+            Self::Message { .. } | Self::Variable { .. } => Reason::InvalidArgument,
             Self::Budget(_) => Reason::PayloadTooLarge,
+        }
+    }
+
+    /// The member of the request at fault, where it is not the messages.
+    pub const fn field(&self) -> Option<&'static str> {
+        match self {
+            Self::Variable { field, .. } => Some(field),
+            Self::Compile(_)
+            | Self::TooLong { .. }
+            | Self::Raised(_)
+            | Self::Failed(_)
+            | Self::Message { .. }
+            | Self::Budget(_) => None,
         }
     }
 }
@@ -161,16 +185,16 @@ impl ChatTemplate {
             let message = self.message(index, message)?;
             messages.push(value(&message, guard, 0).map_err(|problem| TemplateError::Message { index, problem })?);
         }
-        let convert = |json: &Json| value(json, guard, 0).map_err(TemplateError::Failed);
+        let convert = |field, json: &Json| value(json, guard, 0).map_err(|problem| TemplateError::Variable { field, problem });
         let mut context = Vec::new();
         for (name, extra) in input.extra.into_iter().flatten() {
-            context.push((name.clone(), convert(extra)?));
+            context.push((name.clone(), convert(VARIABLES, extra)?));
         }
         context.push(("messages".to_owned(), Value::from(messages)));
         context.push(("add_generation_prompt".to_owned(), Value::from(input.add_generation_prompt)));
         context.push(("bos_token".to_owned(), Value::from(specials.bos.clone())));
         context.push(("eos_token".to_owned(), Value::from(specials.eos.clone())));
-        context.push(("tools".to_owned(), input.tools.map_or(Ok(Value::from(())), convert)?));
+        context.push(("tools".to_owned(), input.tools.map_or(Ok(Value::from(())), |tools| convert(TOOLS, tools))?));
         let template = self.env.get_template(NAME).map_err(|error| failure(&error))?;
         let text = template.render(Value::from_pairs(context)).map_err(|error| failure(&error))?;
         if text.len() > MAX_RENDERED_BYTES {

@@ -88,6 +88,14 @@ impl TextError {
             Self::NoMark => Reason::InvalidArgument,
         }
     }
+
+    /// The member of the request at fault, where it is neither messages nor prompt.
+    pub const fn field(&self) -> Option<&'static str> {
+        match self {
+            Self::Template(error) => error.field(),
+            Self::Tokenizer(_) | Self::NoTemplate | Self::SpecialId { .. } | Self::NoMark => None,
+        }
+    }
 }
 
 // === impl Text ===

@@ -4,9 +4,10 @@
 //! by the same closed loop, and take turns: each repetition starts every arm anew, in a rotated order. The engines of the HTTP peers speak
 //! OpenAI over HTTP; ours are `kvasir-mock-worker`s, which speak `worker.proto`, keep a true block cache and report its events.
 //!
-//! Tokenising: the peers forward text and never tokenise it. Ours does, so it is measured apart, in this process over the same prompts with the
-//! same cache of segments as the door has, and taken off. A second arm of ours is sent token ids, where nothing is left to tokenise: it shows
-//! whether the difference is right.
+//! Tokenising: the peers forward text and never tokenise it. Ours does, so what it costs beside that is measured with prompts that the door
+//! tokenised during the warm-up and has in its cache of segments: all the rest of the road (JSON, template, keys, placement) is taken as with
+//! any text. The peer that it is compared with gets the same prompts. An arm with fresh prompts tells the whole price, one with token ids what is
+//! left without any text; tokenising itself is timed in this process over the same prompts.
 
 mod engine;
 mod load;
@@ -126,19 +127,21 @@ pub enum RouterBenchError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Arm {
     Direct,
-    Smg(&'static str),
+    Smg(&'static str, Form),
     VllmRouter(&'static str),
     Kvasir(Form),
 }
 
 /// All arms; the policies are the peers' own names.
-const ARMS: [Arm; 7] = [
+const ARMS: [Arm; 9] = [
     Arm::Direct,
-    Arm::Smg("cache_aware"),
-    Arm::Smg("round_robin"),
+    Arm::Smg("cache_aware", Form::Chat),
+    Arm::Smg("cache_aware", Form::Seen),
+    Arm::Smg("round_robin", Form::Chat),
     Arm::VllmRouter("cache_aware"),
     Arm::VllmRouter("round_robin"),
     Arm::Kvasir(Form::Chat),
+    Arm::Kvasir(Form::Seen),
     Arm::Kvasir(Form::Ids),
 ];
 
@@ -210,25 +213,27 @@ impl Arm {
     fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
-            Self::Smg("cache_aware") => "smg cache_aware",
-            Self::Smg(_) => "smg round_robin",
+            Self::Smg("cache_aware", Form::Seen) => "smg cache_aware, seen",
+            Self::Smg("cache_aware", _) => "smg cache_aware",
+            Self::Smg(..) => "smg round_robin",
             Self::VllmRouter("cache_aware") => "vllm-router cache_aware",
             Self::VllmRouter(_) => "vllm-router round_robin",
             Self::Kvasir(Form::Chat) => "kvasir text",
+            Self::Kvasir(Form::Seen) => "kvasir text, seen",
             Self::Kvasir(Form::Ids) => "kvasir token ids",
         }
     }
 
     fn form(self) -> Form {
         match self {
-            Self::Kvasir(form) => form,
-            _ => Form::Chat,
+            Self::Kvasir(form) | Self::Smg(_, form) => form,
+            Self::Direct | Self::VllmRouter(_) => Form::Chat,
         }
     }
 
     /// Whether every engine has to get a share.
     fn spreads(self) -> bool {
-        matches!(self, Self::Direct | Self::Smg("round_robin") | Self::VllmRouter("round_robin"))
+        matches!(self, Self::Direct | Self::Smg("round_robin", _) | Self::VllmRouter("round_robin"))
     }
 }
 
@@ -302,7 +307,7 @@ impl<'a> Rig<'a> {
         let (program, args) = match arm {
             Arm::Direct => return Ok(Running { targets: engines, router: None, workers: None }),
             Arm::Kvasir(_) => return self.start_kvasir(arm, port).await,
-            Arm::Smg(policy) => {
+            Arm::Smg(policy, _) => {
                 let mut args = listen("launch");
                 args.extend(
                     ["--policy", policy, "--prometheus-port", &metrics, "--log-level", "error", "--worker-urls"]

@@ -9,6 +9,11 @@
 //! priority_max = 10     # highest `kvasir.priority` of its requests; 0 if absent
 //! cache_epoch = 0       # raise it to make everything that is cached for the tenant unreachable
 //! ```
+//!
+//! Two files without tenants are meant: `tenant = []` lets nobody in, and `open = true` lets everyone in as the tenant `default`. Neither can come
+//! about by leaving something out.
+//!
+//! Errors name the place and never what stands there: someone may have pasted a key.
 
 use super::{Entry, Scope, Tenant, TenantTable};
 use crate::params::PRIORITY_MAX;
@@ -37,11 +42,21 @@ pub enum Isolation {
 #[derive(Debug, thiserror::Error)]
 pub enum TenantFileError {
     /// Not the TOML that is expected.
-    #[error("the tenants file is not valid: {0}")]
-    Syntax(#[from] toml::de::Error),
+    #[error("the tenants file is not valid, line {line}: {problem}")]
+    Syntax {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong, without what stands there.
+        problem: String,
+    },
     /// No tenant in it.
-    #[error("the tenants file lists no tenant; add one `[[tenant]]`, or start without a file for one open tenant")]
+    #[error(
+        "the tenants file lists no tenant; add one `[[tenant]]`, write `tenant = []` to refuse everyone, or `open = true` for one open tenant"
+    )]
     Empty,
+    /// Open to everyone, and yet with keys.
+    #[error("the tenants file says `open = true` and lists tenants; remove one of them")]
+    OpenWithTenants,
     /// More keys than one table holds.
     #[error("the tenants file lists more than {max} keys; remove some", max = TenantTable::KEYS_MAX)]
     TooManyKeys,
@@ -52,12 +67,12 @@ pub enum TenantFileError {
     #[error("tenant {0:?} is listed twice; give each tenant one entry with several keys")]
     DuplicateName(String),
     /// A key digest that is not one.
-    #[error("tenant {tenant:?}: key_sha256 {value:?} is not 64 hexadecimal digits; use `printf %s KEY | sha256sum`")]
+    #[error("tenant {tenant:?}: a key_sha256 of {len} characters is not 64 hexadecimal digits; use `printf %s KEY | sha256sum`")]
     KeyDigest {
         /// Whose.
         tenant: String,
-        /// What was written.
-        value: String,
+        /// Length of what was written.
+        len: usize,
     },
     /// A tenant that nobody can be.
     #[error("tenant {0:?} has no key_sha256; list at least one")]
@@ -88,7 +103,8 @@ pub enum TenantFileError {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    tenant: Vec<FileTenant>,
+    open: bool,
+    tenant: Option<Vec<FileTenant>>,
 }
 
 #[derive(Deserialize)]
@@ -117,15 +133,28 @@ fn one() -> i64 {
     1
 }
 
+/// The place and kind of a mistake. The parser's own text shows the line, and a value of the wrong type is quoted in its message.
+fn syntax(text: &str, error: &toml::de::Error) -> TenantFileError {
+    let at = error.span().map_or(0, |span| span.start);
+    let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+    let message = error.message();
+    let quotes = message.starts_with("invalid type") || message.starts_with("invalid value");
+    let problem = if quotes { "a value of the wrong type or out of range".to_owned() } else { message.to_owned() };
+    TenantFileError::Syntax { line, problem }
+}
+
 // === impl TenantTable ===
 
 impl TenantTable {
     /// Reads a tenants file. Nothing of a file with an error is used.
     pub fn parse(text: &str, secret: &PoolSecret, isolation: &Isolation) -> Result<Self, TenantFileError> {
-        let file: File = toml::from_str(text)?;
-        if file.tenant.is_empty() {
-            return Err(TenantFileError::Empty);
-        }
+        let file: File = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+        let entries = match (file.open, file.tenant) {
+            (true, None) => return Ok(Self::open(secret.clone())),
+            (true, Some(_)) => return Err(TenantFileError::OpenWithTenants),
+            (false, None) => return Err(TenantFileError::Empty),
+            (false, Some(entries)) => entries,
+        };
         let shared = match isolation {
             Isolation::PerTenant => None,
             Isolation::Pool(uid) => Some(SharedDomain::derive(secret, uid)),
@@ -133,8 +162,8 @@ impl TenantTable {
         let scope = Arc::new(Scope { secret: secret.clone(), shared });
         let mut lookup_key = [0u8; 32];
         getrandom::fill(&mut lookup_key).map_err(TenantFileError::Random)?;
-        let mut table = Self { open: None, by_key: HashMap::new(), lookup_key, tenants: Vec::new() };
-        for entry in file.tenant {
+        let mut table = Self { awaited: false, open: None, by_key: HashMap::new(), lookup_key, tenants: Vec::new() };
+        for entry in entries {
             table.add(entry, &scope)?;
         }
         Ok(table)
@@ -173,7 +202,8 @@ impl TenantTable {
             return Err(TenantFileError::NoKey(name));
         }
         for key in keys {
-            let digest = Digest::from_hex(key.trim()).ok_or(TenantFileError::KeyDigest { tenant: name.clone(), value: key })?;
+            let digest = Digest::from_hex(key.trim())
+                .ok_or_else(|| TenantFileError::KeyDigest { tenant: name.clone(), len: key.trim().chars().count() })?;
             let slot = self.lookup(digest.as_bytes());
             let entry = Entry { key_sha256: *digest.as_bytes(), tenant: tenant.clone() };
             if self.by_key.insert(slot, entry).is_some() {

@@ -88,6 +88,45 @@ fn a_file_with_a_mistake_is_refused_with_the_place_named() {
     }
 }
 
+#[test]
+fn a_file_says_closed_or_open_only_in_so_many_words() {
+    let closed = TenantTable::parse("tenant = []\n", &secret(), &Isolation::PerTenant).unwrap();
+    assert!(!closed.is_open() && closed.tenants().is_empty());
+    assert_eq!(closed.authenticate(Some(b"Bearer key-a")).unwrap_err().reason, Reason::Unauthenticated);
+    let open = TenantTable::parse("open = true\n", &secret(), &Isolation::PerTenant).unwrap();
+    assert_eq!(&*open.authenticate(None).unwrap().tag().0, TenantTable::DEFAULT_TENANT);
+    for (text, wanted) in [("open = false\n", "lists no tenant"), ("open = true\ntenant = []\n", "remove one")] {
+        let error = TenantTable::parse(text, &secret(), &Isolation::PerTenant).err().unwrap();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn a_table_that_is_awaited_sends_nobody_away_for_good() {
+    let table = TenantTable::awaited();
+    for key in [None, Some(&b"Bearer key-a"[..])] {
+        let error = table.authenticate(key).unwrap_err();
+        assert_eq!((error.reason, error.retry_after.is_some()), (Reason::NotReady, true));
+    }
+}
+
+#[test]
+fn no_error_repeats_what_stands_in_the_file() {
+    const KEY: &str = "sk-pasted-by-mistake";
+    for text in [
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"{KEY}\"\n"),
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = [\"{KEY}\"\n"),
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"{KEY}\n"),
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = {{ \"{KEY}\" = 1 }}\n"),
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"k\"\nweight = \"{KEY}\"\n"),
+        format!("{KEY}\n"),
+        format!("tenant = \"{KEY}\"\n"),
+    ] {
+        let error = TenantTable::parse(&text, &secret(), &Isolation::PerTenant).err().unwrap();
+        assert!(!format!("{error} {error:?}").contains(KEY), "{error}");
+    }
+}
+
 /// R46: default deny for every spelling of every path, by every method, over HTTP and gRPC.
 #[tokio::test]
 async fn only_health_and_metrics_are_open() {

@@ -96,6 +96,7 @@ fn knobs(wire: wire::Parameters, extensions: Option<wire::Extensions>, cache_sal
         stop_token_ids: wire.stop_token_ids.into_iter().map(i64::from).collect(),
         ignore_eos: wire.ignore_eos,
         grammar: wire.response_format.map(grammar).transpose()?,
+        grammar_name: None,
         cache_salt: present(cache_salt),
         extension: extensions.map_or_else(|| Ok(Extension::default()), extension)?,
     })

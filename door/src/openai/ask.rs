@@ -137,6 +137,7 @@ fn streaming(fields: &mut Fields) -> Result<(bool, bool), Error> {
 }
 
 fn common(fields: &mut Fields) -> Result<Knobs, Error> {
+    let (grammar_name, grammar) = grammar(fields)?.unzip();
     Ok(Knobs {
         temperature: fields.number("temperature")?,
         top_p: fields.number("top_p")?,
@@ -153,7 +154,8 @@ fn common(fields: &mut Fields) -> Result<Knobs, Error> {
         stop: stop(fields)?,
         stop_token_ids: stop_token_ids(fields)?,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
-        grammar: grammar(fields)?,
+        grammar,
+        grammar_name,
         cache_salt: fields.string("cache_salt")?,
         extension: extension(fields)?,
         ..Knobs::default()
@@ -279,8 +281,9 @@ pub(crate) fn token_ids(field: &str, items: &[Value]) -> Result<Vec<TokenId>, Er
     items.iter().map(|item| integer(field, item).and_then(|id| params::token_id(field, id))).collect()
 }
 
-fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, Error> {
-    let mut found: Vec<(&str, Grammar)> = Vec::new();
+/// The member that constrains the output, and what it says.
+fn grammar(fields: &mut Fields) -> Result<Option<(&'static str, Grammar)>, Error> {
+    let mut found: Vec<(&'static str, Grammar)> = Vec::new();
     if let Some(format) = fields.object("response_format")? {
         found.extend(response_format(format)?.map(|grammar| ("response_format", grammar)));
     }
@@ -307,7 +310,7 @@ fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, Error> {
         let message = format!("`{first}` and `{second}` both constrain the output; give one of them");
         return Err(Error::new(Reason::UnsupportedCombination, message).with_field(*second));
     }
-    Ok(found.pop().map(|(_, grammar)| grammar))
+    Ok(found.pop())
 }
 
 fn response_format(mut format: Fields) -> Result<Option<Grammar>, Error> {
@@ -327,8 +330,9 @@ fn response_format(mut format: Fields) -> Result<Option<Grammar>, Error> {
             member.finish()?;
             Some(json_schema(field, &schema)?)
         }
-        _ => {
-            let message = "`response_format.type` has to be \"text\", \"json_object\" or \"json_schema\"";
+        other => {
+            let found = other.map_or_else(|| "is missing".to_owned(), |word| format!("= {} is unknown", params::quoted(word)));
+            let message = format!("`response_format.type` {found}; give \"text\", \"json_object\" or \"json_schema\"");
             return Err(Error::invalid("response_format.type", message));
         }
     };

@@ -10,6 +10,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+// Requests allocate much and small; the system's allocator takes a fifth of a router's time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Exit code of a process that SIGTERM ended.

@@ -21,6 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
+// The door and the service allocate much and small.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit code of a process that SIGTERM ended.
 const EXIT_SIGNALLED: u8 = 143;
 
@@ -55,7 +59,8 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let tracer = Tracer::new(&args.trace_config())?;
     let telemetry = Telemetry { registry: Registry::default(), tracer: tracer.clone() };
     let secret = read(&args.ports.secret_file)?;
-    let settings = args.settings(&String::from_utf8_lossy(&secret))?;
+    let explain = |error| format!("--secret-file {}: {error}", args.ports.secret_file.display());
+    let settings = args.settings(&String::from_utf8_lossy(&secret)).map_err(explain)?;
     let readiness = Readiness::default();
     let closing = CancellationToken::new();
     let probes = listen(args.ports.metrics, http_router(readiness.clone()), closing.clone()).await?;

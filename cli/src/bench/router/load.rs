@@ -137,7 +137,7 @@ impl Connection {
 /// Whether an answer has all its chunks and its end.
 fn is_whole(text: &str, form: Form) -> bool {
     let member = match form {
-        Form::Chat => "\"content\":\"",
+        Form::Chat | Form::Seen => "\"content\":\"",
         Form::Ids => "\"text\":\"",
     };
     let filled = text.match_indices(member).filter(|(at, _)| text.as_bytes().get(at + member.len()) != Some(&b'"')).count();

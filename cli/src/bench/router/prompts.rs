@@ -14,6 +14,8 @@ use std::time::Duration;
 pub const SHARED_BYTES: usize = 1536;
 /// Bytes that only one prompt has.
 pub const FRESH_BYTES: usize = 512;
+/// Prompts that come again, where a bench asks for that; a warm-up sends each of them.
+pub const SEEN: u64 = 256;
 /// Families.
 pub const FAMILIES: usize = 4;
 /// Output tokens, each a chunk of its own.
@@ -34,6 +36,8 @@ const WORDS: &str = "the river runs past an old mill where people once ground wh
 pub enum Form {
     /// A conversation: the shared part as system message, the fresh part as user message.
     Chat,
+    /// The same, out of [`SEEN`] prompts that come again and again: a door has them in its cache of segments.
+    Seen,
     /// Token ids, as many as the conversation has; nothing is left to tokenise.
     Ids,
 }
@@ -80,7 +84,7 @@ impl Prompts {
     /// Where prompts of this form are sent.
     pub const fn path(form: Form) -> &'static str {
         match form {
-            Form::Chat => "/v1/chat/completions",
+            Form::Chat | Form::Seen => "/v1/chat/completions",
             Form::Ids => "/v1/completions",
         }
     }
@@ -92,8 +96,9 @@ impl Prompts {
         if report {
             body.push_str(r#""kvasir":{"report":true},"#);
         }
+        let number = if form == Form::Seen { number % SEEN } else { number };
         match form {
-            Form::Chat => {
+            Form::Chat | Form::Seen => {
                 // The words are plain ASCII letters and spaces: nothing to escape.
                 let (shared, fresh) = (&self.families[family_of(number)], fresh(number));
                 let _infallible = write!(

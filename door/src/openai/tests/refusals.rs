@@ -114,6 +114,29 @@ async fn a_prompt_without_content_is_refused() {
     assert_eq!(complete(&rig, &with(&text(), "prompt", json!([[319]]))).await.status, 200);
 }
 
+/// A worker knows one name for what constrains the output; the client reads the one that it wrote.
+#[tokio::test]
+async fn a_refused_grammar_is_named_as_the_client_wrote_it() {
+    let refused = || Error::invalid("response_format", "response_format cannot be used: too wide");
+    let rig = rig(move |_| Err(refused()));
+    let schema = json!({ "type": "json_schema", "json_schema": { "schema": {} } });
+    for (member, value) in [("guided_regex", json!("a+")), ("guided_choice", json!(["a"])), ("response_format", schema)] {
+        let reply = chat(&rig, &with(&talk(), member, value)).await;
+        assert_eq!(reply.status, 400);
+        let error = reply.json()["error"].clone();
+        assert_eq!((&error["param"], &error["message"]), (&json!(member), &json!(format!("{member} cannot be used: too wide"))));
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_nests_too_deep_is_named_by_its_own_member() {
+    let rig = plain();
+    let deep = (0..80).fold(json!(1), |inner, _| json!([inner]));
+    let tool = json!([{ "type": "function", "function": { "name": "f", "parameters": deep } }]);
+    assert_eq!(param(&rig, &with(&talk(), "chat_template_kwargs", json!({ "x": deep }))).await, "chat_template_kwargs");
+    assert_eq!(param(&rig, &with(&talk(), "tools", tool)).await, "tools");
+}
+
 /// R29 on both routes, streamed or not, and the rest of the members.
 #[tokio::test]
 async fn each_bad_member_is_refused_by_name() {
@@ -144,6 +167,7 @@ async fn each_bad_member_is_refused_by_name() {
         ("stop_token_ids", json!([-1])),
         ("response_format", json!("json")),
         ("response_format.type", json!(null)),
+        ("response_format.type", json!("xml")),
         ("cache_salt", json!("")),
         ("cache_salt", json!(5)),
         ("ignore_eos", json!(1)),
