@@ -53,8 +53,8 @@ pub struct Row {
     pub peer: f64,
     /// Name of that.
     pub peer_name: &'static str,
-    /// Must hold.
-    pub floor: f64,
+    /// Must hold; none where the budgets name only an aim.
+    pub floor: Option<f64>,
     /// Pursued.
     pub aim: f64,
     /// Whether `ratio` (or the figure itself) is better when lower.
@@ -78,7 +78,19 @@ impl Row {
     }
 
     fn holds(&self) -> bool {
-        if self.lower_is_better { self.ratio() <= self.floor } else { self.ratio() >= self.floor }
+        self.floor.is_none_or(|floor| if self.lower_is_better { self.ratio() <= floor } else { self.ratio() >= floor })
+    }
+
+    fn floor_text(&self) -> String {
+        self.floor.map_or_else(|| "-".to_owned(), |floor| floor.to_string())
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.floor {
+            None => "no floor",
+            Some(_) if self.holds() => "holds",
+            Some(_) => "BELOW",
+        }
     }
 }
 
@@ -111,9 +123,9 @@ impl Report {
                 row.ours,
                 row.peer,
                 row.ratio(),
-                row.floor,
+                row.floor_text(),
                 row.aim,
-                if row.holds() { "holds" } else { "BELOW" },
+                row.verdict(),
             );
         }
         let Some(path) = &args.json else { return Ok(()) };

@@ -163,9 +163,7 @@ impl LocalArgs {
     }
 
     fn name(&self) -> String {
-        let stem = || Path::new(&self.model).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let known = kvasir_model::find_known(&self.model).map(|known| known.name.to_owned());
-        self.served_name.clone().or(known).or_else(stem).unwrap_or_else(|| self.model.clone())
+        self.served_name.clone().unwrap_or_else(|| kvasir_model::default_name(&self.model))
     }
 
     fn tracer(&self, service: &'static str, instance: &str) -> Result<Tracer, TraceError> {

@@ -184,6 +184,13 @@ pub fn find_known(name: &str) -> Option<&'static KnownModel> {
     KNOWN_MODELS.iter().find(|model| model.name.eq_ignore_ascii_case(name))
 }
 
+/// What clients call a model unless told otherwise: the known name, or the stem of the file or folder.
+pub fn default_name(model: &str) -> String {
+    let stem = || Path::new(model).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let known = find_known(model).map(|known| known.name.to_owned());
+    known.or_else(stem).unwrap_or_else(|| model.to_owned())
+}
+
 /// Returns the path of a model: a local path or `file://` URL as it is, a known name from `cache` after fetching it once.
 ///
 /// Blocks; call it outside of async code.

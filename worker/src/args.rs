@@ -192,8 +192,7 @@ impl Args {
 
     /// Name of the model for clients.
     pub fn served_name(&self) -> String {
-        let stem = || std::path::Path::new(&self.model).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        self.served_name.clone().or_else(stem).unwrap_or_else(|| self.model.clone())
+        self.served_name.clone().unwrap_or_else(|| kvasir_model::default_name(&self.model))
     }
 
     /// Folder of fetched models and remembered digests.

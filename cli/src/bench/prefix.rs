@@ -62,7 +62,7 @@ async fn measure(args: &BenchArgs, fleet: &Fleet) -> Result<(), BenchError> {
         ours: ratio * cold,
         peer: cold,
         peer_name: "own cold",
-        floor: 0.15,
+        floor: Some(0.15),
         aim: 0.12,
         lower_is_better: true,
     });
@@ -74,7 +74,7 @@ async fn measure(args: &BenchArgs, fleet: &Fleet) -> Result<(), BenchError> {
         ours: both,
         peer: 0.0,
         peer_name: "-",
-        floor: 300.0,
+        floor: Some(300.0),
         aim: 100.0,
         lower_is_better: true,
     });
@@ -84,7 +84,7 @@ async fn measure(args: &BenchArgs, fleet: &Fleet) -> Result<(), BenchError> {
         ours: hashing * f64::from(BLOCK) / 1e3,
         peer: 0.0,
         peer_name: "-",
-        floor: 4.8,
+        floor: Some(4.8),
         aim: 1.0,
         lower_is_better: true,
     });

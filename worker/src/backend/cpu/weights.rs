@@ -141,3 +141,16 @@ fn weight_type(ty: TensorType) -> WeightType {
         TensorType::Q6K => WeightType::Q6K,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_kernels_agree_on_the_size_of_a_block() {
+        for ty in TensorType::ALL {
+            let kernel = weight_type(ty);
+            assert_eq!((ty.block_len(), ty.block_bytes()), (kernel.block_len(), kernel.block_bytes()), "{ty:?}");
+        }
+    }
+}
