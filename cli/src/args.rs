@@ -32,6 +32,9 @@ pub enum Command {
     Local(LocalArgs),
     /// Talk to a served model in the terminal.
     Chat(ChatArgs),
+    /// Continue one text over gRPC, print it and what it cost, and end: 0 answered, 1 refused or failed, 2 wrong arguments, 3 no way there, 4 too
+    /// late.
+    Generate(GenerateArgs),
     /// Fetch, list and inspect models.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -126,6 +129,45 @@ pub struct ChatArgs {
 
     /// Ask once and end.
     pub prompt: Option<String>,
+}
+
+/// `kvasir generate`
+#[derive(Args, Debug, Clone)]
+pub struct GenerateArgs {
+    /// Where the gRPC door is.
+    #[arg(long, default_value = "http://127.0.0.1:8081", env = "KVASIR_GRPC_URL")]
+    pub url: String,
+
+    /// Model; the only served one by default.
+    #[arg(long)]
+    pub model: Option<String>,
+
+    /// API key; of several lines the first counts.
+    #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true)]
+    pub key: Option<String>,
+
+    /// Most tokens of output.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+
+    /// Tokens of output before an end token may be chosen.
+    #[arg(long, default_value_t = 0)]
+    pub min_tokens: u32,
+
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+
+    /// Equal seeds give equal output; random if absent.
+    #[arg(long)]
+    pub seed: Option<i64>,
+
+    /// Longest time for all of it.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout_seconds: u64,
+
+    /// Text to continue.
+    pub prompt: String,
 }
 
 /// `kvasir model`
@@ -232,6 +274,14 @@ mod tests {
         assert!(refusal(&["kvasir", "local", "--threads", "0"]).contains("1..=512"));
         assert!(refusal(&["kvasir", "local", "--block-size", "17"]).contains("16, 32, 64, 128 or 256"));
         assert!(refusal(&["kvasir", "local", "--workers", "0"]).contains("1..=64"));
+    }
+
+    #[test]
+    fn generate_asks_for_something_within_a_bound() {
+        let given = ["kvasir", "generate"];
+        assert!(refusal(&given).contains("<PROMPT>"));
+        assert!(refusal(&[&given[..], &["--max-tokens", "0", "x"]].concat()).contains("1.."));
+        assert!(refusal(&[&given[..], &["--timeout-seconds", "0", "x"]].concat()).contains("1..=86400"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `kvasir`: a local fleet in one process, chat, model, demo, bench, version.
+//! `kvasir`: a local fleet in one process, chat, generate, model, demo, bench, version.
 //!
 //! Owns the command line and the wiring of a fleet in one process. Refuses to decide anything that router or worker decide.
 
@@ -7,6 +7,7 @@ pub mod bench;
 pub mod chat;
 pub mod client;
 pub mod demo;
+pub mod generate;
 pub mod local;
 pub mod model;
 pub mod version;

@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory as _, Parser as _};
 use kvasir_cli::args::{BenchCommand, Cli, Command};
-use kvasir_cli::{bench, chat, demo, local, model, version};
+use kvasir_cli::{bench, chat, demo, generate, local, model, version};
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            error.downcast_ref::<generate::GenerateError>().map_or(ExitCode::FAILURE, |error| error.exit_code().into())
         }
     }
 }
@@ -30,6 +30,10 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         Command::Completions { shell } => clap_complete::generate(*shell, &mut Cli::command(), "kvasir", &mut std::io::stdout()),
         Command::Model(command) => model::run(cli, command)?,
         Command::Chat(args) => tokio::runtime::Runtime::new()?.block_on(chat::run(args))?,
+        Command::Generate(args) => {
+            let summary = tokio::runtime::Runtime::new()?.block_on(generate::run(args, &mut std::io::stdout()))?;
+            eprintln!("{summary}");
+        }
         Command::Local(args) => tokio::runtime::Runtime::new()?.block_on(local::run(args, &cache, &state))?,
         Command::Demo(args) => tokio::runtime::Runtime::new()?.block_on(demo::run(args, &cache, &state))?,
         Command::Bench(BenchCommand::Prefix(args)) => {
