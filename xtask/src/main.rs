@@ -30,6 +30,12 @@ enum Verb {
         #[arg(long)]
         only: Option<String>,
     },
+    /// The product on a real Kubernetes that this machine starts itself (root on Linux), with seconds per stage.
+    E2e {
+        /// Run only the tests whose name contains this text, such as `cluster::played`.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Benchmarks: ratios measured side by side in one run, in the `release` profile.
     Bench {
         /// `prefix` (TTFT warm against cold, hashing), `router` (against smg and vllm-router on a mock fleet), `candle` (prefill beside stock
@@ -54,6 +60,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().verb {
         Verb::Demo => verbs::demo(),
         Verb::Test { cold, only } => verbs::test(cold, only.as_deref()),
+        Verb::E2e { only } => verbs::e2e(only.as_deref()),
         Verb::Bench { what, quick, json } => verbs::bench(&what, quick, json.as_deref()),
         Verb::Soak { factor } => verbs::soak(factor),
     };

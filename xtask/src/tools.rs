@@ -1,10 +1,10 @@
 //! Outside programs that tests need, fetched or built once into the cache: a Python environment with real clients, Jaeger, cargo-deny.
 //!
-//! Owns versions and places. A tool that cannot be had is an error here; the caller decides whether that is a failure (CI) or a named line.
+//! Owns versions and places of these; those of a test cluster are `kvasir-cluster`'s own. A tool that cannot be had is an error here; the caller decides whether that is a failure (CI) or a named line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Real clients for the end-to-end tests.
 const PYTHON_PACKAGES: &[&str] = &[
@@ -106,6 +106,18 @@ pub fn jaeger() -> Result<PathBuf, String> {
         place(&build.join("jaeger"), &binary)?;
     }
     Ok(binary)
+}
+
+/// Folder of the programs of a test cluster, or the path of one of them: what `kvasir-cluster tools PART` prints last.
+pub fn cluster(harness: &Path, part: &str) -> Result<PathBuf, String> {
+    let mut command = Command::new(harness);
+    command.args(["tools", part]).stderr(Stdio::inherit());
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{command:?}: {}", output.status));
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    said.lines().last().map(PathBuf::from).ok_or_else(|| format!("{command:?} named no path"))
 }
 
 /// `cargo deny`.

@@ -32,26 +32,21 @@ pub fn test(cold: bool, only: Option<&str>) -> Outcome {
     if cold {
         return test_cold(only);
     }
-    let mut python = None;
-    let mut jaeger = None;
+    let mut tools = Tools::default();
     let mut stages = Stages::new(only);
     stages
         .run("format", || run(&mut cargo(&["fmt", "--all", "--check"])))
-        .run("tools: python clients", || optional("Python clients", tools::python(), &mut python))
-        .run("tools: jaeger", || optional("Jaeger", tools::jaeger(), &mut jaeger))
+        .run("tools: python clients", || optional("Python clients", tools::python(), &mut tools.python))
+        .run("tools: jaeger", || optional("Jaeger", tools::jaeger(), &mut tools.jaeger))
         .run("clippy", || {
             run(&mut cargo(&["clippy", "--profile", "ci", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
         })
         .run("build", || run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--all-targets", "--quiet"])))
-        .run("tests", || {
-            let mut command = cargo(&["test", "--profile", "ci", "--workspace"]);
-            for (name, path) in [("KVASIR_TEST_PYTHON", &python), ("KVASIR_TEST_JAEGER", &jaeger)] {
-                if let Some(path) = path {
-                    command.env(name, path);
-                }
-            }
-            run(&mut command)
-        })
+        .run("tools: kubernetes", || optional("Kubernetes", harness("kubernetes"), &mut tools.cluster))
+        .run("tools: helm", || optional("Helm", harness("helm"), &mut tools.helm))
+        // Clusters want the machine for themselves, so their tests are a stage of their own.
+        .run("tests", || run(tools.named(&mut cargo(&["test", "--profile", "ci", "--workspace", "--", "--skip", CLUSTER_TESTS]))))
+        .run("cluster", || run(tools.named(&mut cluster_tests(CLUSTER_TESTS))))
         .run("deny", || {
             let mut deny = None;
             optional("cargo-deny", tools::deny(), &mut deny)?;
@@ -61,6 +56,62 @@ pub fn test(cold: bool, only: Option<&str>) -> Outcome {
                 .current_dir(root()))
         });
     stages.finish()
+}
+
+/// `cargo xtask e2e`
+pub fn e2e(only: Option<&str>) -> Outcome {
+    let mut tools = Tools::default();
+    let mut stages = Stages::new(None);
+    stages
+        .run("build", || run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--all-targets", "--quiet"])))
+        .run("tools: jaeger", || optional("Jaeger", tools::jaeger(), &mut tools.jaeger))
+        .run("tools: kubernetes", || optional("Kubernetes", harness("kubernetes"), &mut tools.cluster))
+        .run("tools: helm", || optional("Helm", harness("helm"), &mut tools.helm))
+        .run("cluster", || run(tools.named(&mut cluster_tests(only.unwrap_or(CLUSTER_TESTS)))));
+    stages.finish()
+}
+
+/// What the names of tests on real clusters hold.
+const CLUSTER_TESTS: &str = "cluster::";
+
+/// Tests on real clusters, with the seconds of their steps.
+fn cluster_tests(filter: &str) -> Command {
+    cargo(&["test", "--profile", "ci", "--workspace", "--test", "it", "--", filter, "--nocapture"])
+}
+
+/// Outside programs that were had.
+#[derive(Default)]
+struct Tools {
+    python: Option<PathBuf>,
+    jaeger: Option<PathBuf>,
+    cluster: Option<PathBuf>,
+    helm: Option<PathBuf>,
+}
+
+// === impl Tools ===
+
+impl Tools {
+    /// Tells tests where they are.
+    fn named<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let names = [
+            ("KVASIR_TEST_PYTHON", &self.python),
+            ("KVASIR_TEST_JAEGER", &self.jaeger),
+            ("KVASIR_TEST_CLUSTER_BIN", &self.cluster),
+            ("KVASIR_TEST_HELM", &self.helm),
+        ];
+        for (name, path) in names {
+            if let Some(path) = path {
+                command.env(name, path);
+            }
+        }
+        command
+    }
+}
+
+/// Programs of a test cluster, which the harness builds or installs itself.
+fn harness(part: &str) -> Result<PathBuf, String> {
+    run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--quiet", "--bin", "kvasir-cluster"]))?;
+    tools::cluster(&binary("ci", "kvasir-cluster"), part)
 }
 
 /// A missing prerequisite is a failure in CI and a named line elsewhere.

@@ -14,7 +14,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("router", &["core", "proto", "telemetry", "model", "door"]),
     ("operator", &["core", "proto", "telemetry"]),
     ("cli", &["core", "proto", "telemetry", "kernels", "model", "door", "worker", "router", "operator"]),
-    ("tests", &["core", "proto", "telemetry", "kernels", "model", "door", "worker", "router", "operator", "cli"]),
+    ("cluster", &[]),
+    ("tests", &["core", "proto", "telemetry", "kernels", "model", "door", "worker", "router", "operator", "cli", "cluster"]),
     ("xtask", &[]),
 ];
 
