@@ -1,11 +1,11 @@
 //! Flags and environment of `kvasir-router`: parsed once, here, into settings. Nothing else reads either.
 
-use crate::discover::{Endpoint, EndpointError};
-use crate::secrets::TenantSource;
+use crate::discover::{Endpoint, EndpointError, PortChoice, PortChoiceError};
+use crate::kubernetes::{ObjectName, ObjectNameError};
+use crate::secrets::SecretFiles;
 use crate::settings::RouterSettings;
-use crate::start::StartSettings;
-use clap::{Parser, ValueEnum};
-use kvasir_core::PoolSecret;
+use crate::start::{SecretSource, StartSettings, WorkerSource};
+use clap::{ArgGroup, Parser, ValueEnum};
 use kvasir_door::{DoorSettings, Isolation, ServerSettings};
 use kvasir_proto::auth::{Access, BearerSecret, Credentials, SecretError};
 use kvasir_telemetry::{LogFormat, TraceConfig, Tracer};
@@ -15,15 +15,15 @@ use std::time::Duration;
 
 /// Place requests on workers by their prefix: the OpenAI and gRPC front door of a pool.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "kvasir-router", version, about, after_help = "Every flag can also be set by its environment variable.")]
+#[command(name = "kvasir-router", version, after_help = "Every flag can also be set by its environment variable.")]
 pub struct Args {
-    /// Addresses of the workers' gRPC services, such as `10.0.0.1:7401`; may be given several times or with commas.
-    #[arg(long = "worker", env = "KVASIR_WORKERS", value_name = "ADDR", value_delimiter = ',', value_parser = parse_endpoint)]
-    pub workers: Vec<Endpoint>,
-
     /// Name of this router in traces; the host's name if absent.
     #[arg(long, env = "HOSTNAME", default_value = "router", hide_env = true, value_name = "NAME")]
     pub name: String,
+
+    /// Workers.
+    #[command(flatten)]
+    pub workers: WorkerArgs,
 
     /// Ports.
     #[command(flatten)]
@@ -40,6 +40,43 @@ pub struct Args {
     /// Telemetry.
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
+}
+
+/// Where workers are found.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Workers")]
+pub struct WorkerArgs {
+    /// Addresses of the workers' gRPC services, such as `10.0.0.1:7401`; may be given several times or with commas.
+    #[arg(
+        long = "worker",
+        env = "KVASIR_WORKERS",
+        value_name = "ADDR",
+        value_delimiter = ',',
+        value_parser = parse_endpoint,
+        conflicts_with = "workers_service"
+    )]
+    pub list: Vec<Endpoint>,
+
+    /// Headless Service whose EndpointSlices name the workers, ready or not: the router probes each itself. Needs list and watch on endpointslices in
+    /// its namespace.
+    #[arg(
+        id = "workers_service",
+        long = "workers-service",
+        env = "KVASIR_WORKERS_SERVICE",
+        value_name = "NAMESPACE/NAME",
+        value_parser = parse_service
+    )]
+    pub service: Option<ObjectName>,
+
+    /// Port of the workers' gRPC services: its name in that Service, or a number.
+    #[arg(
+        long = "workers-port",
+        env = "KVASIR_WORKERS_PORT",
+        default_value = "grpc",
+        value_name = "NAME|NUMBER",
+        value_parser = parse_port
+    )]
+    pub port: PortChoice,
 }
 
 /// Where the router listens.
@@ -73,28 +110,35 @@ pub struct PortArgs {
 
 /// Secrets and tenants.
 #[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Trust")]
+#[command(next_help_heading = "Trust", group = ArgGroup::new("keys").args(["tenants", "tenants_secret"]))]
 pub struct TrustArgs {
     /// File with the bearer secret that workers ask for and that callers of the admin service must show, at least 16 visible characters.
     #[arg(long, env = "KVASIR_SECRET_FILE", value_name = "FILE")]
     pub secret_file: PathBuf,
 
-    /// Files with pool secrets, at least 16 bytes each: the first derives reuse domains, others are loaded for a rotation.
+    /// Files with pool secrets, at least 16 bytes each: the first derives reuse domains, others are loaded for a rotation. Changes are taken over while
+    /// the router runs.
     #[arg(
         long = "pool-secret-file",
         env = "KVASIR_POOL_SECRET_FILE",
         value_name = "FILE",
         value_delimiter = ',',
-        required = true
+        required_unless_present = "tenants_secret",
+        conflicts_with = "tenants_secret"
     )]
     pub pool_secret_files: Vec<PathBuf>,
 
-    /// Tenants (TOML); without it everyone is the tenant `default`.
+    /// Tenants (TOML); without it everyone is the tenant `default`. Changes are taken over while the router runs, within two seconds.
     #[arg(long, env = "KVASIR_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
 
+    /// Kubernetes Secret with the keys `tenants.toml`, `pool-secret` and, during a rotation, `pool-secret-next`, instead of files. Changes are taken
+    /// over while the router runs, at once and never later than four seconds. Needs get and watch on this one Secret.
+    #[arg(long, env = "KVASIR_TENANTS_SECRET", value_name = "NAMESPACE/NAME", value_parser = parse_object)]
+    pub tenants_secret: Option<ObjectName>,
+
     /// Let all tenants of the pool with this uid reuse each other's cached prefixes.
-    #[arg(long, env = "KVASIR_SHARED_POOL_UID", value_name = "UID", requires = "tenants")]
+    #[arg(long, env = "KVASIR_SHARED_POOL_UID", value_name = "UID", requires = "keys")]
     pub shared_pool_uid: Option<String>,
 }
 
@@ -130,8 +174,9 @@ pub struct LimitArgs {
     #[arg(long, env = "KVASIR_INDEX_MIB", default_value_t = 256, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub index_mib: u32,
 
-    /// Ready workers without which the router is not ready itself.
-    #[arg(long, env = "KVASIR_READY_WORKERS", default_value_t = 0, value_name = "N")]
+    /// Ready workers of the list without which the router is not ready itself. Not with --workers-service: there workers become ready by being probed
+    /// by ready routers.
+    #[arg(long, env = "KVASIR_READY_WORKERS", default_value_t = 0, value_name = "N", conflicts_with = "workers_service")]
     pub ready_workers: u32,
 }
 
@@ -165,37 +210,20 @@ pub enum Format {
     Json,
 }
 
-/// What the files that are named by flags hold.
-#[derive(Clone, Debug)]
-pub struct Files {
-    /// Of `--secret-file`.
-    pub secret: String,
-    /// Of `--pool-secret-file`, at least one.
-    pub pool_secrets: Vec<PoolSecret>,
-    /// Of `--tenants`.
-    pub tenants: Option<String>,
-}
-
 /// Why flags cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
     /// The bearer secret.
     #[error("--secret-file: {0}")]
     Secret(#[from] SecretError),
-    /// No pool secret at all.
-    #[error("--pool-secret-file names no secret; name one file at least")]
-    NoPoolSecret,
 }
 
 // === impl Args ===
 
 impl Args {
-    /// Settings of the router, with what its files hold.
-    pub fn settings(&self, files: Files, tracer: Tracer) -> Result<StartSettings, ArgsError> {
-        let bearer = BearerSecret::new(&files.secret)?;
-        let mut pool_secrets = files.pool_secrets.into_iter();
-        let first = pool_secrets.next().ok_or(ArgsError::NoPoolSecret)?;
-        let isolation = self.trust.shared_pool_uid.clone().map_or(Isolation::PerTenant, Isolation::Pool);
+    /// Settings of the router, with what `--secret-file` holds.
+    pub fn settings(&self, secret: &str, tracer: Tracer) -> Result<StartSettings, ArgsError> {
+        let bearer = BearerSecret::new(secret)?;
         let mut router = RouterSettings { credentials: Some(Credentials::new(&bearer)?), ..RouterSettings::default() };
         let limits = &self.limits;
         router.pick.affinity_tokens = limits.affinity_tokens;
@@ -210,13 +238,12 @@ impl Args {
             router,
             door: DoorSettings::default(),
             server: ServerSettings { grace: Duration::from_secs(self.ports.grace_seconds), ..ServerSettings::default() },
-            workers: self.workers.clone(),
+            workers: self.workers.source(),
             http: self.ports.http,
             grpc: self.ports.grpc,
             admin: self.ports.admin.map(|address| (address, Access::Bearer(bearer))),
             metrics: self.ports.metrics,
-            pool_secrets: (first, pool_secrets.collect()),
-            tenants: files.tenants.map_or(TenantSource::Open, |text| TenantSource::File { text, isolation }),
+            secrets: self.trust.source(),
             tracer,
             registries: Vec::new(),
             settle: Duration::from_secs(self.ports.settle_seconds),
@@ -234,6 +261,29 @@ impl Args {
     }
 }
 
+impl WorkerArgs {
+    fn source(&self) -> WorkerSource {
+        match &self.service {
+            Some(service) => WorkerSource::Service(service.clone(), self.port.clone()),
+            None => WorkerSource::Listed(self.list.clone()),
+        }
+    }
+}
+
+impl TrustArgs {
+    fn source(&self) -> SecretSource {
+        let isolation = self.shared_pool_uid.clone().map_or(Isolation::PerTenant, Isolation::Pool);
+        match &self.tenants_secret {
+            Some(name) => SecretSource::Object(name.clone(), isolation),
+            None => SecretSource::Files(SecretFiles {
+                pool_secrets: self.pool_secret_files.clone(),
+                tenants: self.tenants.clone(),
+                isolation,
+            }),
+        }
+    }
+}
+
 impl From<Format> for LogFormat {
     fn from(format: Format) -> Self {
         match format {
@@ -245,6 +295,18 @@ impl From<Format> for LogFormat {
 
 fn parse_endpoint(text: &str) -> Result<Endpoint, EndpointError> {
     Endpoint::parse(text)
+}
+
+fn parse_service(text: &str) -> Result<ObjectName, ObjectNameError> {
+    ObjectName::parse_service(text)
+}
+
+fn parse_object(text: &str) -> Result<ObjectName, ObjectNameError> {
+    ObjectName::parse(text)
+}
+
+fn parse_port(text: &str) -> Result<PortChoice, PortChoiceError> {
+    PortChoice::parse(text)
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
@@ -280,20 +342,60 @@ mod tests {
             "2",
         ];
         let args = Args::try_parse_from(line).unwrap();
-        let secret = |text: &str| PoolSecret::new(text.as_bytes()).unwrap();
-        let files = Files {
-            secret: "0123456789abcdef".to_owned(),
-            pool_secrets: vec![secret("the first pool secret"), secret("the second pool secret")],
-            tenants: None,
-        };
-        let settings = args.settings(files, Tracer::disabled()).unwrap();
-        let uris: Vec<&str> = settings.workers.iter().map(Endpoint::uri).collect();
+        let settings = args.settings("0123456789abcdef", Tracer::disabled()).unwrap();
+        let WorkerSource::Listed(list) = &settings.workers else { panic!("{:?}", settings.workers) };
+        let uris: Vec<&str> = list.iter().map(Endpoint::uri).collect();
         assert_eq!(uris, ["http://a:1", "http://b:2", "http://c:3"]);
         assert_eq!((settings.router.admit.running_max, settings.router.index_bytes), (7, 2 << 20));
         assert!(settings.admin.is_some() && settings.router.credentials.is_some());
-        assert_eq!(settings.pool_secrets.1.len(), 1);
-        let wrong =
-            Args::try_parse_from(["kvasir-router", "--secret-file", "s", "--pool-secret-file", "p", "--worker", "nowhere"]);
-        assert!(wrong.unwrap_err().to_string().contains("host:port"));
+        let SecretSource::Files(files) = &settings.secrets else { panic!("{:?}", settings.secrets) };
+        assert_eq!((files.pool_secrets.len(), &files.tenants), (2, &None));
+        let wrong = refused(&["--worker", "nowhere"]);
+        assert!(wrong.contains("host:port"), "{wrong}");
+    }
+
+    fn refused(more: &[&str]) -> String {
+        let line = ["kvasir-router", "--secret-file", "s", "--pool-secret-file", "p"];
+        Args::try_parse_from(line.iter().chain(more)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn in_a_cluster_a_service_names_the_workers_and_a_secret_holds_the_keys() {
+        let line = ["kvasir-router", "--secret-file", "s", "--workers-service", "n/workers", "--tenants-secret", "n/pool.keys"];
+        let args = Args::try_parse_from(line.iter().chain(&["--shared-pool-uid", "u"])).unwrap();
+        let settings = args.settings("0123456789abcdef", Tracer::disabled()).unwrap();
+        let named = |text: &str| ObjectName::parse(text).unwrap();
+        assert_eq!(settings.workers, WorkerSource::Service(named("n/workers"), PortChoice::Name("grpc".to_owned())));
+        assert!(
+            matches!(settings.secrets, SecretSource::Object(name, Isolation::Pool(uid)) if name == named("n/pool.keys") && uid == "u")
+        );
+        let args = Args::try_parse_from(line.iter().chain(&["--workers-port", "7401"])).unwrap();
+        assert_eq!(args.workers.source(), WorkerSource::Service(named("n/workers"), PortChoice::Number(7401)));
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused_by_name() {
+        for (more, wanted) in [
+            (&["--worker", "a:1", "--workers-service", "n/w"][..], "--workers-service"),
+            (&["--workers-service", "w"], "NAMESPACE/NAME"),
+            (&["--workers-service", "n/w.x"], "NAMESPACE/NAME"),
+            (&["--workers-service", "n/w", "--workers-port", "0"], "1 to 65535"),
+            (&["--workers-service", "n/w", "--ready-workers", "1"], "--ready-workers"),
+            (&["--tenants-secret", "n/s"], "--tenants-secret"),
+            (&["--shared-pool-uid", "u"], "--tenants-secret"),
+        ] {
+            let message = refused(more);
+            assert!(message.contains(wanted), "{more:?}: {message}");
+        }
+        let both = ["kvasir-router", "--secret-file", "s", "--tenants", "f", "--tenants-secret", "n/s"];
+        assert!(Args::try_parse_from(both).is_err());
+        let neither = Args::try_parse_from(["kvasir-router", "--secret-file", "s"]).unwrap_err().to_string();
+        assert!(neither.contains("--pool-secret-file"), "{neither}");
+    }
+
+    #[test]
+    fn the_help_lists_every_flag_with_its_variable() {
+        let help = Args::command().mut_args(|arg| arg.hide_env_values(true)).term_width(120).render_long_help();
+        insta::assert_snapshot!(help.to_string());
     }
 }

@@ -1,11 +1,13 @@
 //! Where workers are: a stream of joins and leaves.
 //!
-//! Owns the vocabulary between whoever knows the endpoints (a static list, later EndpointSlices) and the fleet. Refuses to know whether an
-//! endpoint works: the fleet probes each itself.
+//! Owns the vocabulary between whoever knows the endpoints (a static list, or the EndpointSlices of a Service) and the fleet. Refuses to know whether
+//! an endpoint works: the fleet probes each itself.
 
 mod fixed;
+mod slices;
 
 pub use fixed::Fixed;
+pub use slices::{PortChoice, PortChoiceError, Slices};
 
 use futures::stream::BoxStream;
 use std::fmt;
@@ -23,6 +25,19 @@ pub enum Change {
     Leave(Endpoint),
     /// The first list is complete.
     Listed,
+    /// The source cannot be followed. What it said last stands: that nothing is heard of a worker is no reason to leave it.
+    Stale(Stale),
+    /// The source is followed again, and everything that was missed has been said.
+    Fresh,
+}
+
+/// Why the list may be behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stale {
+    /// One word, for metrics.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
 }
 
 /// Knows where workers are.

@@ -7,10 +7,12 @@
 //! 1. A new life of a worker takes the old life's credit away before anything is sent to it.
 //! 2. In-flight counts belong to a life: a worker that leaves and rejoins in the same life finds the same counts.
 //! 3. A worker that leaves the list gets nothing new from the next view on.
+//! 4. Whoever is told that a worker is cordoned can rely on it: the view that says so is published first.
 //!
 //! Costs: a view is rebuilt at most every [`PUBLISH_EVERY`], O(workers) handle copies.
 
 mod catalog;
+mod cordon;
 mod link;
 pub(crate) use link::random_unit;
 
@@ -19,10 +21,11 @@ use crate::index::{Index, MemberId, Trust};
 use crate::lease::Total;
 use crate::rendezvous::salt_of;
 use crate::texts::Texts;
-use crate::view::{Described, Live, Peers, Readiness, Reported, View, WorkerView};
+use crate::view::{Described, Live, Peers, Readiness, Reported, Source, View, WorkerView};
 use crate::worker_client::WorkerClient;
+use cordon::Cordons;
 use futures::StreamExt as _;
-use kvasir_core::{Incarnation, ModelIdentity, WorkerLoad, WorkerUid};
+use kvasir_core::{Error, Incarnation, ModelIdentity, Reason, WorkerLoad, WorkerUid};
 use kvasir_door::ServedModel;
 use kvasir_proto::auth::Credentials;
 use kvasir_telemetry::RouterMetrics;
@@ -72,7 +75,8 @@ struct Owner {
     workers: BTreeMap<Endpoint, Worker>,
     lives: HashMap<(WorkerUid, Incarnation), Arc<Live>>,
     peers: HashMap<ModelIdentity, Arc<Peers>>,
-    listed: bool,
+    source: Source,
+    cordons: Cordons,
     total: Arc<Total>,
     index: SharedIndex,
     metrics: RouterMetrics,
@@ -81,8 +85,15 @@ struct Owner {
     next_link: u64,
 }
 
-/// A request for the open attempts by life, also of workers that have left.
-type Question = oneshot::Sender<Vec<(WorkerUid, Incarnation, u64)>>;
+/// What others ask of the owner.
+enum Question {
+    /// The open attempts by life, also of workers that have left.
+    InFlight(oneshot::Sender<Vec<(WorkerUid, Incarnation, u64)>>),
+    /// Place nothing on a life until then. Answered with what is open there, after the view that says so.
+    Cordon { uid: WorkerUid, incarnation: Incarnation, until: Instant, answer: CordonAnswer },
+}
+
+type CordonAnswer = oneshot::Sender<Result<u64, Error>>;
 
 /// What every link shares.
 #[derive(Clone)]
@@ -128,7 +139,8 @@ impl Fleet {
             workers: BTreeMap::new(),
             lives: HashMap::new(),
             peers: HashMap::new(),
-            listed: false,
+            source: Source::default(),
+            cordons: Cordons::default(),
             total: Arc::clone(&total),
             index: index.clone(),
             metrics,
@@ -164,10 +176,19 @@ impl Fleet {
     /// Open attempts by life of a worker, those that have left included; lives without any are left out.
     pub async fn in_flight(&self) -> Vec<(WorkerUid, Incarnation, u64)> {
         let (answer, answered) = oneshot::channel();
-        if self.questions.send(answer).await.is_err() {
+        if self.questions.send(Question::InFlight(answer)).await.is_err() {
             return Vec::new();
         }
         answered.await.unwrap_or_default()
+    }
+
+    /// Places nothing new on this life until then; from the answer on, which tells what is open there. A moment that has passed lifts it.
+    pub async fn cordon(&self, uid: WorkerUid, incarnation: Incarnation, until: Instant) -> Result<u64, Error> {
+        let stopped = || Error::new(Reason::Draining, "the router is shutting down");
+        let (answer, answered) = oneshot::channel();
+        let question = Question::Cordon { uid, incarnation, until, answer };
+        self.questions.send(question).await.map_err(|_gone| stopped())?;
+        answered.await.map_err(|_gone| stopped())?
     }
 
     /// Waits until `wanted` holds of a view.
@@ -224,19 +245,27 @@ impl Owner {
         let mut changes = discover.changes();
         let mut ended = false;
         let mut batch = Vec::new();
+        let mut cordoned: Vec<(CordonAnswer, Result<u64, Error>)> = Vec::new();
         loop {
             let published = Instant::now();
+            let lifted = self.cordons.first_end();
             tokio::select! {
                 change = changes.next(), if !ended => match change {
                     Some(change) => self.change(change),
                     None => ended = true,
                 },
                 _received = inbox.recv_many(&mut batch, REPORTS_MAX) => {}
-                Some(question) = asked.recv() => {
-                    // A caller that is gone needs no answer.
-                    let _gone = question.send(self.in_flight());
-                    continue;
-                }
+                Some(question) = asked.recv() => match question {
+                    Question::InFlight(answer) => {
+                        // A caller that is gone needs no answer.
+                        let _gone = answer.send(self.in_flight());
+                        continue;
+                    }
+                    Question::Cordon { uid, incarnation, until, answer } => {
+                        cordoned.push((answer, self.cordon(uid, incarnation, until)));
+                    }
+                },
+                () = sleep_until(lifted.unwrap_or(published)), if lifted.is_some() => {}
             }
             // What arrives within a moment goes into one view.
             tokio::select! {
@@ -250,12 +279,24 @@ impl Owner {
             let view = self.view();
             self.count(&view);
             publish.send_replace(Arc::new(view));
+            for (answer, result) in cordoned.drain(..) {
+                // As above.
+                let _gone = answer.send(result);
+            }
         }
     }
 
     fn change(&mut self, change: Change) {
         match change {
-            Change::Listed => self.listed = true,
+            Change::Listed => {
+                self.source.listed = true;
+                self.source.stale = None;
+            }
+            Change::Fresh => self.source.stale = None,
+            Change::Stale(stale) => {
+                self.metrics.discovery_failed(stale.code);
+                self.source.stale = Some(stale);
+            }
             Change::Join(endpoint) => self.join(endpoint),
             Change::Leave(endpoint) => {
                 if let Some(worker) = self.workers.remove(&endpoint) {
@@ -330,6 +371,19 @@ impl Owner {
         open
     }
 
+    fn cordon(&mut self, uid: WorkerUid, incarnation: Incarnation, until: Instant) -> Result<u64, Error> {
+        let lives =
+            || self.workers.values().filter_map(|worker| Some((&worker.view.uid, worker.view.described.as_ref()?.incarnation)));
+        if !lives().any(|(name, life)| *name == uid && life == incarnation) {
+            let message = format!("worker {uid} is not known here in the life {incarnation}; list the workers again");
+            return Err(Error::new(Reason::NotFound, message));
+        }
+        let open = self.lives.get(&(uid.clone(), incarnation)).map_or(0, |live| live.gauge.read().attempts);
+        tracing::info!(worker = %uid, %incarnation, open, seconds = until.saturating_duration_since(Instant::now()).as_secs(), "worker is cordoned");
+        self.cordons.set(uid, incarnation, until);
+        Ok(open)
+    }
+
     /// Lives that no worker has now are kept while they have requests in flight, so that their counts go on.
     fn forget_idle_lives(&mut self) {
         if self.lives.len() <= self.workers.len() + LIVES_SLACK {
@@ -340,8 +394,10 @@ impl Owner {
         self.lives.retain(|_, live| live.gauge.read().attempts > 0 || current.iter().any(|other| Arc::ptr_eq(live, other)));
     }
 
-    fn view(&self) -> View {
-        let complete = self.listed && self.workers.values().all(|worker| worker.view.readiness != Readiness::Unprobed);
+    fn view(&mut self) -> View {
+        let now = Instant::now();
+        self.cordons.end(now);
+        let complete = self.source.listed && self.workers.values().all(|worker| worker.view.readiness != Readiness::Unprobed);
         let catalog =
             Arc::new(catalog::build(self.workers.values().map(|worker| (&worker.view.readiness, worker.models.as_slice()))));
         let mut seen: HashMap<&WorkerUid, &Endpoint> = HashMap::new();
@@ -354,9 +410,16 @@ impl Owner {
             } else {
                 seen.insert(&worker.view.uid, endpoint);
             }
+            view.cordoned = view.described.as_ref().and_then(|it| self.cordons.until(&view.uid, it.incarnation));
+            if view.cordoned.is_some() && view.readiness == Readiness::Ready {
+                view.readiness = Readiness::Draining;
+            }
             Arc::new(view)
         });
-        View::new(workers.collect(), catalog, complete)
+        let mut view = View::new(workers.collect(), catalog, complete);
+        self.source.settled |= complete;
+        view.source = self.source.clone();
+        view
     }
 
     fn count(&self, view: &View) {
@@ -372,6 +435,7 @@ impl Owner {
         let bytes = index.stats().bytes;
         drop(index);
         self.metrics.index(&states, bytes);
+        self.metrics.discovery(view.workers().len() as u64, view.source.stale.is_some());
     }
 }
 

@@ -15,8 +15,10 @@ pub mod cost;
 pub mod discover;
 pub mod fleet;
 pub mod index;
+pub mod kubernetes;
 pub mod lease;
 pub mod mock;
+mod pause;
 pub mod pick;
 pub mod rendezvous;
 pub mod retry;
@@ -24,12 +26,14 @@ mod secrets;
 mod serve;
 mod settings;
 mod start;
+#[cfg(test)]
+mod testing;
 mod texts;
 pub mod view;
 pub mod worker_client;
 
-pub use secrets::{Secrets, TenantSource};
+pub use secrets::{Material, MaterialError, SecretFiles, Secrets, TenantSource};
 pub use serve::RouterServe;
 pub use settings::RouterSettings;
-pub use start::{RouterRuntime, StartError, StartSettings};
+pub use start::{RouterRuntime, SecretSource, StartError, StartSettings, WorkerSource};
 pub use view::View;

@@ -21,6 +21,7 @@ use crate::cost::Work;
 use crate::fleet::Fleet;
 use crate::pick::{Moment, Pick, Placement, pick};
 use crate::retry::Budget;
+use crate::secrets::Secrets;
 use crate::settings::RouterSettings;
 use crate::view::{Readiness, View, WorkerView};
 use crate::worker_client::CallError;
@@ -40,6 +41,8 @@ pub struct RouterServe(Arc<Inner>);
 
 struct Inner {
     fleet: Fleet,
+    /// Absent where the door's tenants are fixed by whoever built it.
+    secrets: Option<Arc<Secrets>>,
     admission: Admission,
     budget: Budget,
     settings: RouterSettings,
@@ -65,7 +68,19 @@ const OUTPUT_LEARN_RATE: f64 = 0.05;
 impl RouterServe {
     /// A router over a running fleet.
     pub fn new(fleet: Fleet, settings: RouterSettings, metrics: RouterMetrics, tracer: Tracer) -> Self {
+        Self::with_secrets(fleet, settings, metrics, tracer, None)
+    }
+
+    /// A router that is not ready before `secrets` are loaded.
+    pub fn with_secrets(
+        fleet: Fleet,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        tracer: Tracer,
+        secrets: Option<Arc<Secrets>>,
+    ) -> Self {
         let inner = Inner {
+            secrets,
             admission: Admission::new(settings.admit),
             budget: Budget::new(Instant::now()),
             outputs: Outputs(Mutex::new(OUTPUT_PRIOR_TOKENS)),
@@ -95,6 +110,15 @@ impl RouterServe {
     pub fn fleet(&self) -> &Fleet {
         &self.0.fleet
     }
+
+    /// What whoever runs this router is to know although it is ready: what it goes by may be behind.
+    pub fn notes(&self) -> Vec<String> {
+        let workers = self.0.fleet.view().source.stale.clone();
+        let secrets = self.0.secrets.as_ref().and_then(|secrets| secrets.hint());
+        let workers = workers.map(|stale| format!("workers: {}; the last list stays in force", stale.message));
+        let secrets = secrets.map(|hint| format!("secrets: {hint}; what was in force stays"));
+        workers.into_iter().chain(secrets).collect()
+    }
 }
 
 impl Serve for RouterServe {
@@ -121,8 +145,15 @@ impl Serve for RouterServe {
         if self.0.draining.load(Ordering::Relaxed) {
             return Err(Error::new(Reason::Draining, "the router is shutting down"));
         }
+        if let Some(secrets) = &self.0.secrets {
+            secrets.ready()?;
+        }
         let view = self.0.fleet.view();
-        if !view.complete {
+        if !view.source.listed {
+            let why = view.source.stale.as_ref().map_or_else(String::new, |stale| format!(": {}", stale.message));
+            return Err(Error::new(Reason::NotReady, format!("the first list of workers is not complete{why}")));
+        }
+        if !view.source.settled {
             let unprobed = view.workers().iter().filter(|worker| worker.readiness == Readiness::Unprobed).count();
             return Err(Error::new(Reason::NotReady, format!("{unprobed} workers have not been probed yet")));
         }

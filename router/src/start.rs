@@ -1,22 +1,24 @@
 //! Assembling a router: fleet, doors, admin and metrics on their ports, from settings. Used by the binary and by fleets in one process.
 //!
-//! Owns the order of start and end. Refuses to read flags and files.
+//! Owns the order of start and end, and the tasks beside the servers. Refuses to read flags.
 //!
 //! Order of an end: `/readyz` says draining → [`StartSettings::settle`] passes, so that load balancers notice → waiting requests are handed back →
 //! running ones finish, at most for the server's grace → ports close.
 
 use crate::admin::Admin;
-use crate::discover::{Discover, Endpoint, Fixed};
+use crate::discover::{Discover, Endpoint, Fixed, PortChoice, Slices};
 use crate::fleet::{Fleet, FleetTask};
-use crate::secrets::{Secrets, TenantSource};
+use crate::kubernetes::{self, ClusterError, ObjectName};
+use crate::secrets::{Material, MaterialError, SecretFiles, Secrets, follow_files, follow_object};
 use crate::serve::RouterServe;
 use crate::settings::RouterSettings;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use kvasir_core::{PoolSecret, Reason};
-use kvasir_door::{Door, DoorSettings, Serve as _, ServerSettings, TenantFileError};
+use kube::Client;
+use kvasir_core::Reason;
+use kvasir_door::{Door, DoorSettings, Isolation, Serve as _, ServerSettings};
 use kvasir_proto::FILE_DESCRIPTOR_SET;
 use kvasir_proto::auth::{Access, Guard};
 use kvasir_proto::router::router_admin_server::RouterAdminServer;
@@ -37,8 +39,8 @@ pub struct StartSettings {
     pub door: DoorSettings,
     /// Limits of the servers.
     pub server: ServerSettings,
-    /// Workers of a fixed list.
-    pub workers: Vec<Endpoint>,
+    /// Where workers are found.
+    pub workers: WorkerSource,
     /// Where OpenAI clients come in; gRPC clients too when `grpc` is absent. Port 0 takes a free one.
     pub http: SocketAddr,
     /// Where gRPC clients come in.
@@ -47,10 +49,8 @@ pub struct StartSettings {
     pub admin: Option<(SocketAddr, Access)>,
     /// Where metrics and probes are served without a key, beside the HTTP door.
     pub metrics: Option<SocketAddr>,
-    /// The secret that domains are derived from, and others that are loaded for a rotation.
-    pub pool_secrets: (PoolSecret, Vec<PoolSecret>),
-    /// Who may call.
-    pub tenants: TenantSource,
+    /// Where pool secrets and tenants come from.
+    pub secrets: SecretSource,
     /// Exports request spans.
     pub tracer: Tracer,
     /// Registries of other components of the process that `/metrics` shows too.
@@ -59,12 +59,38 @@ pub struct StartSettings {
     pub settle: Duration,
 }
 
+/// Where workers are found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WorkerSource {
+    /// A list that never changes.
+    Listed(Vec<Endpoint>),
+    /// The EndpointSlices of a headless Service.
+    Service(ObjectName, PortChoice),
+}
+
+/// Where pool secrets and tenants come from.
+#[derive(Clone, Debug)]
+pub enum SecretSource {
+    /// They never change but by the admin service.
+    Fixed(Material),
+    /// Files, followed.
+    Files(SecretFiles),
+    /// A Kubernetes Secret, followed.
+    Object(ObjectName, Isolation),
+}
+
 /// Why a router could not start or ended badly.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The tenants file.
+    /// Pool secrets or tenants.
     #[error(transparent)]
-    Tenants(#[from] TenantFileError),
+    Secrets(#[from] MaterialError),
+    /// The cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Something is to be watched in a cluster, and there is none.
+    #[error("workers or secrets come from a cluster, and no connection to one was given")]
+    NoCluster,
     /// A port is not to be had.
     #[error("the {port} port cannot listen on {address}: {source}; choose another address")]
     Listen {
@@ -97,7 +123,10 @@ pub struct RouterRuntime {
     stop: watch::Sender<bool>,
     servers: JoinSet<std::io::Result<()>>,
     settle: Duration,
+    secrets: Arc<Secrets>,
     _fleet: FleetTask,
+    /// Follows secrets; stops when dropped.
+    _followers: JoinSet<()>,
 }
 
 // === impl StartError ===
@@ -106,8 +135,8 @@ impl StartError {
     /// The public word for this failure.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Tenants(_) | Self::Listen { .. } => Reason::InvalidArgument,
-            Self::Reflection(_) | Self::Ended(_) => Reason::Internal,
+            Self::Secrets(_) | Self::Cluster(_) | Self::Listen { .. } => Reason::InvalidArgument,
+            Self::NoCluster | Self::Reflection(_) | Self::Ended(_) => Reason::Internal,
         }
     }
 }
@@ -115,34 +144,22 @@ impl StartError {
 // === impl RouterRuntime ===
 
 impl RouterRuntime {
-    /// Starts a router over a fixed list of workers.
+    /// Starts a router; connects to the cluster if its settings need one.
     pub async fn start(settings: StartSettings) -> Result<Self, StartError> {
-        let discover = Box::new(Fixed::new(settings.workers.clone()));
-        Self::start_with(discover, settings).await
+        let cluster = if settings.needs_cluster() { Some(kubernetes::client().await?) } else { None };
+        Self::start_with(cluster, settings).await
     }
 
-    /// Starts a router over any source of workers; `settings.workers` is not read.
-    pub async fn start_with(discover: Box<dyn Discover>, settings: StartSettings) -> Result<Self, StartError> {
-        let StartSettings {
-            router,
-            door,
-            server,
-            http,
-            grpc,
-            admin,
-            metrics,
-            pool_secrets,
-            tenants,
-            tracer,
-            registries,
-            settle,
-            workers: _,
-        } = settings;
-        let secrets = Arc::new(Secrets::new(pool_secrets.0, pool_secrets.1, tenants)?);
+    async fn start_with(cluster: Option<Client>, settings: StartSettings) -> Result<Self, StartError> {
+        let StartSettings { router, door, server, workers, http, grpc, admin, metrics, secrets, tracer, registries, settle } =
+            settings;
         let registry = Registry::with_component("router");
         let (router_metrics, door_metrics) = (RouterMetrics::new(&registry), DoorMetrics::new(&registry));
+        let mut followers = JoinSet::new();
+        let secrets = follow(secrets, cluster.as_ref(), &router_metrics, &mut followers)?;
+        let discover = discover(workers, cluster)?;
         let (fleet, task) = Fleet::start(discover, router.index_bytes, router.credentials.clone(), router_metrics.clone());
-        let serve = RouterServe::new(fleet.clone(), router, router_metrics, tracer.clone());
+        let serve = RouterServe::with_secrets(fleet.clone(), router, router_metrics, tracer.clone(), Some(Arc::clone(&secrets)));
         let registries: Vec<Registry> = std::iter::once(registry).chain(registries).collect();
         let door = Door::new(Arc::new(serve.clone()), secrets.tenants().clone(), door, door_metrics, registries.clone(), tracer);
 
@@ -156,7 +173,7 @@ impl RouterRuntime {
         };
         let admin = match admin {
             Some((address, access)) => {
-                let service = Admin::new(fleet, serve.admission().clone(), secrets);
+                let service = Admin::new(fleet, serve.admission().clone(), Arc::clone(&secrets));
                 Some(servers.open("admin", address, admin_routes(service, access).await?).await?)
             }
             None => None,
@@ -166,7 +183,12 @@ impl RouterRuntime {
             None => None,
         };
         let servers = servers.tasks;
-        Ok(Self { http, grpc, admin, metrics, serve, stop, servers, settle, _fleet: task })
+        Ok(Self { http, grpc, admin, metrics, serve, stop, servers, settle, secrets, _fleet: task, _followers: followers })
+    }
+
+    /// Secrets and tenants in force.
+    pub fn secrets(&self) -> &Secrets {
+        &self.secrets
     }
 
     /// The router behind the doors.
@@ -177,6 +199,7 @@ impl RouterRuntime {
     /// Waits until `/readyz` would say yes.
     pub async fn ready(&self) {
         let serve = &self.serve;
+        self.secrets.loaded().await;
         serve.fleet().until(|_newest| serve.ready().is_ok()).await;
     }
 
@@ -202,6 +225,45 @@ impl RouterRuntime {
             }
         }
     }
+}
+
+// === impl StartSettings ===
+
+impl StartSettings {
+    fn needs_cluster(&self) -> bool {
+        matches!(self.workers, WorkerSource::Service(..)) || matches!(self.secrets, SecretSource::Object(..))
+    }
+}
+
+/// Loads secrets, and has them followed where they can change.
+fn follow(
+    source: SecretSource,
+    cluster: Option<&Client>,
+    metrics: &RouterMetrics,
+    followers: &mut JoinSet<()>,
+) -> Result<Arc<Secrets>, StartError> {
+    Ok(match source {
+        SecretSource::Fixed(material) => Arc::new(Secrets::new(material, metrics.clone())?),
+        SecretSource::Files(files) => {
+            let (material, settle) = files.first()?;
+            let secrets = Arc::new(Secrets::new(material, metrics.clone())?);
+            followers.spawn(follow_files(files, settle, Arc::clone(&secrets)));
+            secrets
+        }
+        SecretSource::Object(name, isolation) => {
+            let client = cluster.ok_or(StartError::NoCluster)?.clone();
+            let secrets = Arc::new(Secrets::awaited(metrics.clone()));
+            followers.spawn(follow_object(client, name, isolation, Arc::clone(&secrets)));
+            secrets
+        }
+    })
+}
+
+fn discover(source: WorkerSource, cluster: Option<Client>) -> Result<Box<dyn Discover>, StartError> {
+    Ok(match source {
+        WorkerSource::Listed(endpoints) => Box::new(Fixed::new(endpoints)),
+        WorkerSource::Service(service, port) => Box::new(Slices::new(cluster.ok_or(StartError::NoCluster)?, service, port)),
+    })
 }
 
 struct Servers<'a> {
@@ -253,7 +315,7 @@ fn metrics_routes(serve: RouterServe, registries: Vec<Registry>) -> Router {
     };
     let ready = move || {
         let answer = match serve.ready() {
-            Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
+            Ok(()) => (StatusCode::OK, serve.notes().iter().fold("ready\n".to_owned(), |text, note| text + note + "\n")),
             Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         };
         async move { answer.into_response() }

@@ -5,6 +5,7 @@
 
 use crate::breaker::Breaker;
 use crate::cost::{Factors, Learned, OwnLoad};
+use crate::discover::Stale;
 use crate::index::MemberId;
 use crate::lease::{Gauge, Total};
 use crate::rendezvous::salt_of;
@@ -25,6 +26,19 @@ pub struct View {
     pub catalog: Arc<Catalog>,
     /// Whether the first list of endpoints is complete and each of them was probed once.
     pub complete: bool,
+    /// Where the list of endpoints stands.
+    pub source: Source,
+}
+
+/// Where the list of endpoints stands.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Source {
+    /// The first list is complete.
+    pub listed: bool,
+    /// [`View::complete`] was true once. A worker that joins later is not probed yet, and that is no reason to take the router away from its clients.
+    pub settled: bool,
+    /// Why the list may be behind; absent while its source is followed.
+    pub stale: Option<Stale>,
 }
 
 /// One worker at one moment.
@@ -44,6 +58,8 @@ pub struct WorkerView {
     pub described: Option<Described>,
     /// Its last load report.
     pub load: Option<Reported>,
+    /// Until when the operator wants nothing placed there.
+    pub cordoned: Option<Instant>,
     /// Counters of this life, shared by all snapshots.
     pub live: Arc<Live>,
 }
@@ -110,7 +126,7 @@ impl Readiness {
         match self {
             Self::Ready => None,
             Self::Unprobed => Some("it has not been probed yet".to_owned()),
-            Self::Draining => Some("it is draining".to_owned()),
+            Self::Draining => Some("it is draining or cordoned".to_owned()),
             Self::Unready(error) | Self::Lost(error) => Some(format!("{}: {}", error.reason.code(), error.message)),
         }
     }
@@ -143,7 +159,17 @@ impl WorkerView {
     /// A worker of which only name and address are known.
     pub fn unknown(uid: WorkerUid, address: String, live: Arc<Live>) -> Self {
         let salt = salt_of(&uid);
-        Self { uid, address, client: None, salt, readiness: Readiness::Unprobed, described: None, load: None, live }
+        Self {
+            uid,
+            address,
+            client: None,
+            salt,
+            readiness: Readiness::Unprobed,
+            described: None,
+            load: None,
+            cordoned: None,
+            live,
+        }
     }
 
     /// Whether it serves `identity`.
@@ -175,7 +201,8 @@ impl View {
                 }
             }
         }
-        Self { workers, pools, members, catalog, complete }
+        let source = Source { listed: complete, settled: complete, stale: None };
+        Self { workers, pools, members, catalog, complete, source }
     }
 
     /// All workers, by uid.

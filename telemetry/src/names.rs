@@ -90,6 +90,34 @@ names! {
     ROUTER_SHED = "router_shed";
     /// Attempts by outcome.
     ROUTER_ATTEMPTS = "router_attempts";
+    /// Endpoints of workers that discovery names.
+    ROUTER_DISCOVERY_ENDPOINTS = "router_discovery_endpoints";
+    /// Whether the list of endpoints may be behind (1) or its source is followed (0).
+    ROUTER_DISCOVERY_STALE = "router_discovery_stale";
+    /// Failures to follow the source of endpoints, by reason.
+    ROUTER_DISCOVERY_ERRORS = "router_discovery_errors";
+    /// Tenants that are in force.
+    ROUTER_TENANTS = "router_tenants";
+    /// Whether secrets and tenants in force may be behind (1) or are the newest (0).
+    ROUTER_SECRETS_STALE = "router_secrets_stale";
+    /// Changes of secrets and tenants by outcome (applied, refused, unreadable).
+    ROUTER_SECRETS_LOADS = "router_secrets_loads";
+    /// Time of one pass over a pool, by outcome (rest, changed, fault).
+    OPERATOR_RECONCILE_SECONDS = "operator_reconcile_seconds";
+    /// Faults of passes by reason.
+    OPERATOR_FAULTS = "operator_faults";
+    /// Writing requests to the API server by verb, resource and outcome.
+    OPERATOR_API_WRITES = "operator_api_writes";
+    /// Steps of rollouts by kind (create, patch_image, drain, delete).
+    OPERATOR_STEPS = "operator_steps";
+    /// Pools by phase (ready, rolling, held, stalled, not_ready).
+    OPERATOR_POOLS = "operator_pools";
+    /// Whether this process leads (1) or follows (0).
+    OPERATOR_LEADING = "operator_leading";
+    /// Events of pools that were written, or left out because there were too many, by outcome (written, dropped, failed).
+    OPERATOR_EVENTS = "operator_events";
+    /// Decisions of pools' scalers by outcome (kept, out, in, held).
+    OPERATOR_SCALINGS = "operator_scalings";
 }
 
 /// Span names (`contracts` §4).
@@ -120,4 +148,18 @@ pub mod span {
     pub const EMIT: &str = "emit";
     /// Preempted, waiting to run again.
     pub const PREEMPTED: &str = "preempted";
+    /// Root of one pass of the operator over a pool that changed something or failed.
+    pub const RECONCILE: &str = "reconcile";
+    /// Reading what a pool names.
+    pub const FETCH: &str = "fetch";
+    /// From a pool to its objects.
+    pub const DESIGN: &str = "design";
+    /// Writing objects other than pods.
+    pub const APPLY: &str = "apply";
+    /// Asking routers and workers.
+    pub const OBSERVE: &str = "observe";
+    /// Steps of a rollout.
+    pub const STEPS: &str = "steps";
+    /// Writing the status.
+    pub const STATUS: &str = "status";
 }

@@ -19,7 +19,7 @@ use super::{Entry, Scope, Tenant, TenantTable};
 use crate::params::PRIORITY_MAX;
 use kvasir_core::{Digest, PoolSecret, SharedDomain, TenantTag};
 use serde::Deserialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Longest tenant name, in bytes; it becomes a metric label.
@@ -61,8 +61,15 @@ pub enum TenantFileError {
     #[error("the tenants file lists more than {max} keys; remove some", max = TenantTable::KEYS_MAX)]
     TooManyKeys,
     /// A name that cannot be a tenant's.
-    #[error("tenant name {0:?} is not 1 to {NAME_BYTES_MAX} characters out of a-z, A-Z, 0-9, '-', '_', '.'")]
-    Name(String),
+    #[error(
+        "tenant {number} of the file: a name of {len} characters is not 1 to {NAME_BYTES_MAX} characters out of a-z, A-Z, 0-9, '-', '_', '.'"
+    )]
+    Name {
+        /// Counted from 1, in the order of the file.
+        number: usize,
+        /// Length of what was written.
+        len: usize,
+    },
     /// A name that is used twice.
     #[error("tenant {0:?} is listed twice; give each tenant one entry with several keys")]
     DuplicateName(String),
@@ -139,8 +146,28 @@ fn syntax(text: &str, error: &toml::de::Error) -> TenantFileError {
     let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
     let message = error.message();
     let quotes = message.starts_with("invalid type") || message.starts_with("invalid value");
-    let problem = if quotes { "a value of the wrong type or out of range".to_owned() } else { message.to_owned() };
+    let problem = if quotes {
+        "a value of the wrong type or out of range".to_owned()
+    } else if message.starts_with("unknown field") && !message.split('`').nth(1).is_some_and(is_field_like) {
+        "an unknown field; the fields of a tenant are name, key_sha256, weight, priority, priority_max and cache_epoch".to_owned()
+    } else {
+        message.to_owned()
+    };
     TenantFileError::Syntax { line, problem }
+}
+
+fn check_name(number: usize, name: &str) -> Result<(), TenantFileError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
+        return Err(TenantFileError::Name { number, len: name.chars().count() });
+    }
+    Ok(())
+}
+
+/// Whether a text is spelled as fields are, so that it may be repeated: a slip of the pen is, a key is not.
+fn is_field_like(text: &str) -> bool {
+    const FIELD_BYTES_MAX: usize = 16;
+    text.len() <= FIELD_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
 }
 
 // === impl TenantTable ===
@@ -163,7 +190,12 @@ impl TenantTable {
         let mut lookup_key = [0u8; 32];
         getrandom::fill(&mut lookup_key).map_err(TenantFileError::Random)?;
         let mut table = Self { awaited: false, open: None, by_key: HashMap::new(), lookup_key, tenants: Vec::new() };
-        for entry in entries {
+        let mut names = HashSet::with_capacity(entries.len());
+        for (index, entry) in entries.into_iter().enumerate() {
+            check_name(index + 1, &entry.name)?;
+            if !names.insert(entry.name.clone()) {
+                return Err(TenantFileError::DuplicateName(entry.name));
+            }
             table.add(entry, &scope)?;
         }
         Ok(table)
@@ -171,13 +203,6 @@ impl TenantTable {
 
     fn add(&mut self, entry: FileTenant, scope: &Arc<Scope>) -> Result<(), TenantFileError> {
         let name = entry.name;
-        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.as_bytes().iter().all(plain) {
-            return Err(TenantFileError::Name(name));
-        }
-        if self.tenants.iter().any(|tenant| *tenant.tag().0 == *name) {
-            return Err(TenantFileError::DuplicateName(name));
-        }
         let in_range = |field, value: i64, min: i64, max: i64| {
             if (min..=max).contains(&value) {
                 Ok(value)

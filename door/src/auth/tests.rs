@@ -68,7 +68,7 @@ fn a_file_with_a_mistake_is_refused_with_the_place_named() {
         ("[[tenant]]\nname = \"a\"\n", "key_sha256"),
         ("[[tenant]]\nname = \"a\"\nkey_sha256 = []\n", "no key_sha256"),
         ("[[tenant]]\nname = \"a\"\nkey_sha256 = \"abc\"\n", "64 hexadecimal digits"),
-        (&format!("[[tenant]]\nname = \"a b\"\nkey_sha256 = \"{digest}\"\n"), "\"a b\""),
+        (&format!("[[tenant]]\nname = \"a b\"\nkey_sha256 = \"{digest}\"\n"), "tenant 1 of the file: a name of 3 characters"),
         (&format!("[[tenant]]\nname = \"\"\nkey_sha256 = \"{digest}\"\n"), "1 to 63"),
         (&format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"{digest}\"\nweight = 0\n"), "weight = 0"),
         (&format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"{digest}\"\nwieght = 1\n"), "wieght"),
@@ -120,6 +120,9 @@ fn no_error_repeats_what_stands_in_the_file() {
         format!("[[tenant]]\nname = \"a\"\nkey_sha256 = {{ \"{KEY}\" = 1 }}\n"),
         format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"k\"\nweight = \"{KEY}\"\n"),
         format!("{KEY}\n"),
+        format!("{KEY} = 1\n"),
+        format!("[[tenant]]\nname = \"a\"\nkey_sha256 = \"k\"\n\"{KEY}\" = 1\n"),
+        format!("[[tenant]]\nname = \"{KEY}/{KEY}\"\nkey_sha256 = \"k\"\n"),
         format!("tenant = \"{KEY}\"\n"),
     ] {
         let error = TenantTable::parse(&text, &secret(), &Isolation::PerTenant).err().unwrap();

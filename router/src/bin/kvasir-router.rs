@@ -1,9 +1,8 @@
 //! `kvasir-router`: the front door of a pool, until SIGTERM, then drains; a second signal exits at once.
 
 use clap::Parser as _;
-use kvasir_core::PoolSecret;
-use kvasir_router::args::{Args, Files};
-use kvasir_router::{RouterRuntime, StartError};
+use kvasir_router::RouterRuntime;
+use kvasir_router::args::Args;
 use kvasir_telemetry::{Tracer, init_log};
 use std::error::Error;
 use std::path::Path;
@@ -43,12 +42,8 @@ fn main() -> ExitCode {
 async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
     let tracer = Tracer::new(&args.trace_config())?;
-    let started = RouterRuntime::start(args.settings(files(args)?, tracer.clone())?).await;
-    let mut router = started.map_err(|error| match (&error, &args.trust.tenants) {
-        (StartError::Tenants(_), Some(path)) => format!("{}: {error}", path.display()).into(),
-        _ => Failure::from(error),
-    })?;
-    tracing::info!(http = %router.http, grpc = %router.grpc, admin = ?router.admin, workers = args.workers.len(), "serving");
+    let mut router = RouterRuntime::start(args.settings(&text(&args.trust.secret_file)?, tracer.clone())?).await?;
+    tracing::info!(http = %router.http, grpc = %router.grpc, admin = ?router.admin, "serving");
     tokio::select! {
         () = signals.next() => {}
         error = router.failed() => return Err(error.into()),
@@ -62,26 +57,8 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn files(args: &Args) -> Result<Files, Failure> {
-    let pool_secret = |path: &std::path::PathBuf| -> Result<PoolSecret, Failure> {
-        let bytes = read(path)?;
-        // A file that was written by an editor ends in a newline that is no part of the secret.
-        PoolSecret::new(bytes.trim_ascii_end())
-            .ok_or_else(|| format!("{}: a pool secret has at least 16 bytes", path.display()).into())
-    };
-    Ok(Files {
-        secret: String::from_utf8_lossy(&read(&args.trust.secret_file)?).into_owned(),
-        pool_secrets: args.trust.pool_secret_files.iter().map(pool_secret).collect::<Result<_, _>>()?,
-        tenants: args.trust.tenants.as_deref().map(text).transpose()?,
-    })
-}
-
 fn text(path: &Path) -> Result<String, Failure> {
-    String::from_utf8(read(path)?).map_err(|error| format!("{}: {error}", path.display()).into())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()).into())
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
 // === impl Signals ===

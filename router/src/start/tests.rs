@@ -1,7 +1,9 @@
 //! A whole router on its ports, in front of mock workers.
 
 use super::*;
+use crate::TenantSource;
 use crate::mock::{MockSettings, MockWorker};
+use kvasir_core::PoolSecret;
 use kvasir_proto::auth::{BearerSecret, Credentials};
 use kvasir_proto::inference::inference_client::InferenceClient;
 use kvasir_proto::inference::{self, generate_event};
@@ -20,6 +22,10 @@ fn bearer() -> BearerSecret {
     BearerSecret::new(BEARER).unwrap()
 }
 
+fn endpoint(mock: &MockWorker) -> Endpoint {
+    Endpoint::parse(&mock.address().to_string()).unwrap()
+}
+
 async fn start(mocks: &[MockWorker]) -> RouterRuntime {
     let secret = |text: &str| PoolSecret::new(text.as_bytes()).unwrap();
     let settings = StartSettings {
@@ -30,13 +36,16 @@ async fn start(mocks: &[MockWorker]) -> RouterRuntime {
         },
         door: DoorSettings::default(),
         server: ServerSettings::default(),
-        workers: mocks.iter().map(|mock| Endpoint::parse(&mock.address().to_string()).unwrap()).collect(),
+        workers: WorkerSource::Listed(mocks.iter().map(endpoint).collect()),
         http: loopback(),
         grpc: Some(loopback()),
         admin: Some((loopback(), Access::Bearer(bearer()))),
         metrics: Some(loopback()),
-        pool_secrets: (secret("the first pool secret"), vec![secret("the second pool secret")]),
-        tenants: TenantSource::Open,
+        secrets: SecretSource::Fixed(Material::new(
+            secret("the first pool secret"),
+            vec![secret("the second pool secret")],
+            TenantSource::Open,
+        )),
         tracer: Tracer::disabled(),
         registries: Vec::new(),
         settle: Duration::ZERO,

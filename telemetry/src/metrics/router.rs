@@ -22,6 +22,12 @@ pub struct RouterMetrics {
     retries: Family<Reason, Counter>,
     shed: Family<Reason, Counter>,
     attempts: Family<OutcomeLabel, Counter>,
+    discovery_endpoints: Gauge,
+    discovery_stale: Gauge,
+    discovery_errors: Family<Reason, Counter>,
+    tenants: Gauge,
+    secrets_stale: Gauge,
+    secrets_loads: Family<OutcomeLabel, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,6 +66,32 @@ impl RouterMetrics {
             retries: registry.add(names::ROUTER_RETRIES, "Retries by reason of the failed attempt", Family::default()),
             shed: registry.add(names::ROUTER_SHED, "Requests refused before any attempt, by reason", Family::default()),
             attempts: registry.add(names::ROUTER_ATTEMPTS, "Attempts by outcome", Family::default()),
+            discovery_endpoints: registry.add(
+                names::ROUTER_DISCOVERY_ENDPOINTS,
+                "Endpoints of workers that discovery names",
+                Gauge::default(),
+            ),
+            discovery_stale: registry.add(
+                names::ROUTER_DISCOVERY_STALE,
+                "Whether the list of endpoints may be behind",
+                Gauge::default(),
+            ),
+            discovery_errors: registry.add(
+                names::ROUTER_DISCOVERY_ERRORS,
+                "Failures to follow the source of endpoints, by reason",
+                Family::default(),
+            ),
+            tenants: registry.add(names::ROUTER_TENANTS, "Tenants that are in force", Gauge::default()),
+            secrets_stale: registry.add(
+                names::ROUTER_SECRETS_STALE,
+                "Whether secrets and tenants in force may be behind",
+                Gauge::default(),
+            ),
+            secrets_loads: registry.add(
+                names::ROUTER_SECRETS_LOADS,
+                "Changes of secrets and tenants, by outcome",
+                Family::default(),
+            ),
         }
     }
 
@@ -111,5 +143,27 @@ impl RouterMetrics {
     /// An attempt ended: `ok` or a reason's code.
     pub fn attempted(&self, outcome: &'static str) {
         self.attempts.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// How many endpoints discovery names, and whether that may be behind.
+    pub fn discovery(&self, endpoints: u64, stale: bool) {
+        level(&self.discovery_endpoints, endpoints);
+        level(&self.discovery_stale, stale.into());
+    }
+
+    /// The source of endpoints could not be followed.
+    pub fn discovery_failed(&self, reason: &'static str) {
+        self.discovery_errors.get_or_create(&Reason { reason }).inc();
+    }
+
+    /// How many tenants are in force, and whether they and the secrets may be behind.
+    pub fn secrets(&self, tenants: u64, stale: bool) {
+        level(&self.tenants, tenants);
+        level(&self.secrets_stale, stale.into());
+    }
+
+    /// Secrets and tenants were found changed: `applied`, `refused` or `unreadable`.
+    pub fn secrets_loaded(&self, outcome: &'static str) {
+        self.secrets_loads.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 }
