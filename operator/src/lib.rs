@@ -2,5 +2,18 @@
 //!
 //! Owns the API types, the pure road spec → validated pool → objects, and the shell that reads and writes them. Refuses to know requests.
 
+pub mod admin;
 pub mod api;
+pub mod apply;
+pub mod clock;
+pub mod control;
+pub mod design;
+pub mod lead;
 pub mod names;
+pub mod rollout;
+pub mod scale;
+pub mod status;
+pub mod world;
+
+#[cfg(test)]
+mod testing;

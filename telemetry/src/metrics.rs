@@ -16,10 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 mod door;
+mod operator;
 mod router;
 mod worker;
 
 pub use door::{DoorMetrics, FinishedRequest, Outcome};
+pub use operator::OperatorMetrics;
 pub use router::RouterMetrics;
 pub use worker::{AdmittedPrompt, WorkerLevels, WorkerMetrics, WorkerTotals};
 

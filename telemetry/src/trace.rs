@@ -115,6 +115,14 @@ impl Tracer {
         RequestSpan::open(inner, name, SpanKind::Server, &parent_context, started)
     }
 
+    /// Opens a new root that began at `started`: for work that is worth a trace only once its outcome is known.
+    pub fn start_at(&self, name: &'static str, started: SystemTime) -> RequestSpan {
+        match &self.0 {
+            None => RequestSpan { tracer: None, context: Context::new(), passed_on: None, started },
+            Some(inner) => RequestSpan::open(inner, name, SpanKind::Internal, &Context::new(), started),
+        }
+    }
+
     /// Sends what is buffered and stops; spans after it are dropped.
     pub fn shutdown(&self) {
         if let Some(inner) = &self.0 {
