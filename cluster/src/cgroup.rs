@@ -48,11 +48,8 @@ fn hierarchies(mount: &Path) -> Vec<PathBuf> {
     if mount.join("cgroup.controllers").exists() {
         return vec![mount.to_owned()];
     }
-    // Links such as `cpu,cpuacct` name hierarchies that are listed by themselves; `unified` takes no part in v1.
-    children(mount)
-        .into_iter()
-        .filter(|dir| !dir.is_symlink() && dir.join("cgroup.procs").exists() && !dir.ends_with("unified"))
-        .collect()
+    // Links such as `cpu,cpuacct` name hierarchies that are listed by themselves. In a hybrid layout runc uses `unified` too.
+    children(mount).into_iter().filter(|dir| !dir.is_symlink() && dir.join("cgroup.procs").exists()).collect()
 }
 
 fn children(dir: &Path) -> Vec<PathBuf> {
@@ -76,7 +73,7 @@ mod tests {
         }
         let mut found = hierarchies(dir.path());
         found.sort();
-        assert_eq!(found, [dir.path().join("cpu"), dir.path().join("memory")]);
+        assert_eq!(found, ["cpu", "memory", "unified"].map(|name| dir.path().join(name)));
         fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
         assert_eq!(hierarchies(dir.path()), [dir.path()]);
     }

@@ -10,6 +10,7 @@ use crate::args::{Settings, Toolbox};
 use crate::audit::AuditLog;
 use crate::control::{AUDIT_POLICY, Control, Ports, api_server_names};
 use crate::layers::{Component, Layers};
+use crate::names::Names;
 use crate::node::Node;
 use crate::pki::{self, Pki};
 use crate::plan::Plan;
@@ -29,6 +30,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A Kubernetes that lives as long as this value.
 pub struct Cluster {
+    names: Option<Names>,
     pub(crate) processes: BTreeMap<Component, Process>,
     pub(crate) spaces: Vec<Space>,
     pub(crate) layers: Layers,
@@ -53,7 +55,7 @@ impl Cluster {
     pub async fn start_with(layers: Layers, settings: &Settings) -> Result<Self, Error> {
         layers.check()?;
         settings.check()?;
-        if layers.node_count() > 0 && !rustix::process::geteuid().is_root() {
+        if layers.node_count() > 0 && !is_root() {
             return Err(Error::NotRoot);
         }
         let toolbox = Toolbox::new(settings)?;
@@ -92,8 +94,8 @@ impl Cluster {
         pki.client("kubelet-client", "kube-apiserver", Some("system:masters"))?;
         pki::write(&scratch.path("audit-policy.yaml"), AUDIT_POLICY)?;
         let timings = vec![("certificates".to_owned(), began.elapsed())];
-        let (processes, spaces) = (BTreeMap::new(), Vec::new());
-        Ok(Self { processes, spaces, layers, toolbox, pki, ports, admin, timings, scratch })
+        let (names, processes, spaces) = (None, BTreeMap::new(), Vec::new());
+        Ok(Self { names, processes, spaces, layers, toolbox, pki, ports, admin, timings, scratch })
     }
 
     /// Starts what does not wait for anything first, and waits while other parts start.
@@ -122,6 +124,9 @@ impl Cluster {
             self.load_pause_image().await?;
         }
         self.wait(ApiServer).await?;
+        if nodes > 0 {
+            self.names = Some(Names::serve(self.client().await?, self.host()).await?);
+        }
         let (mut later, mut waits) = (Vec::new(), Vec::new());
         if self.layers.has_controllers() {
             later.extend([ControllerManager, Scheduler]);
@@ -277,6 +282,11 @@ impl Cluster {
     fn control(&self) -> Control<'_> {
         Control { dir: self.scratch.dir(), plan: self.plan(), ports: self.ports, pki: &self.pki, layers: &self.layers }
     }
+}
+
+/// Whether real nodes can be had.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 /// Ports that were free together a moment ago.

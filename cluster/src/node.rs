@@ -1,9 +1,8 @@
 //! The three servers of a real node as configuration: containerd, kubelet, kube-proxy. Data in, text out; `cluster` runs them.
 
-use crate::Error;
 use crate::pki::{Pki, write};
 use crate::plan::Plan;
-use crate::space;
+use crate::{Error, names, space};
 use serde_json::json;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -54,7 +53,7 @@ impl Node<'_> {
         write(&self.path("cni/10-kvasir.conflist"), &self.cni_config())?;
         write(&self.path("kubelet.json"), &self.kubelet_config())?;
         write(&self.path("kube-proxy.json"), &self.proxy_config())?;
-        // No name server: names of this cluster's Services are not resolved, and nothing outside is reachable.
+        // Nothing outside the cluster has a name.
         write(&self.path("resolv.conf"), "")
     }
 
@@ -157,6 +156,8 @@ conf_dir = "{cni}"
             "podLogsDir": self.path("pod-logs"),
             "volumePluginDir": self.path("volume-plugins"),
             "resolvConf": self.path("resolv.conf"),
+            "clusterDNS": [self.plan.host()],
+            "clusterDomain": names::DOMAIN,
             "registerNode": true,
             "serializeImagePulls": false,
             "kubeAPIQPS": 100,

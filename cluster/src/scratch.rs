@@ -6,7 +6,7 @@
 //!
 //! A watchdog process kills the servers within moments when the harness is killed: it waits for the end of a pipe that the harness holds.
 
-use crate::plan::{PLACES, Plan};
+use crate::plan::{NODES_MAX, PLACES, Plan};
 use crate::process::{self, kill_recorded};
 use crate::{Error, cgroup};
 use std::fs::{self, File};
@@ -121,7 +121,7 @@ fn lock(base: &Path, place: u8) -> Result<Option<File>, Error> {
     }
 }
 
-/// Ends and removes everything of a place. Nodes' mounts and interfaces go with their namespaces, when their first process dies.
+/// Ends and removes everything of a place. Nodes' mounts go with their namespaces, when their first process dies.
 fn sweep(dir: &Path, plan: Plan) {
     if !dir.exists() {
         return;
@@ -131,8 +131,12 @@ fn sweep(dir: &Path, plan: Plan) {
     }
     if dir.join(NODES).exists() {
         cgroup::remove(&plan.cgroup_prefix());
-        // If it does not go, or never came, a new bridge of that name tells: it fails loudly.
-        let _left = process::run(Command::new("ip").args(["link", "delete", &plan.bridge()]));
+        // A cable would go with its namespace, but sockets that wait for answers keep a namespace for minutes after its last process.
+        let interfaces = (0..NODES_MAX).map(|node| plan.cable(node)).chain([plan.bridge()]);
+        for interface in interfaces.filter(|name| Path::new("/sys/class/net").join(name).exists()) {
+            // If it does not go, a new one of that name tells: it fails loudly.
+            let _left = process::run(Command::new("ip").args(["link", "delete", &interface]));
+        }
     }
     if let Err(error) = fs::remove_dir_all(dir) {
         tracing::warn!(%error, dir = %dir.display(), "a folder of a cluster stays until the next start");

@@ -1,7 +1,7 @@
 //! Namespaces of one real node: own mounts, own network, own process ids, joined to the host by a cable into the cluster's bridge.
 //!
-//! Invariant: everything a node starts (servers, shims, containers) dies with the node's first process, and its mounts, interfaces and
-//! iptables chains vanish with the namespaces. Nothing of a node is left to be cleaned by name but its cgroups.
+//! Invariant: everything a node starts (servers, shims, containers) dies with the node's first process, and its mounts and iptables chains
+//! vanish with the namespaces. Nothing of a node is left to be cleaned by name but its cable and its cgroups.
 
 use crate::plan::Plan;
 use crate::process::{Process, Spec, only_child, run};

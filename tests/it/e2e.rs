@@ -1,7 +1,7 @@
 //! As a user sees it: real clients, a real collector, real processes, the real SmolLM2.
 
 mod disconnect;
-mod jaeger;
+pub(crate) mod jaeger;
 mod limits;
 mod metrics;
 mod processes;

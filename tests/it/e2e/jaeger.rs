@@ -5,18 +5,21 @@ use kvasir_cli::client::Client;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-struct Jaeger {
+/// A running Jaeger.
+pub(crate) struct Jaeger {
     _process: Process,
-    otlp: u16,
+    otlp: SocketAddr,
     query: u16,
 }
 
 impl Jaeger {
-    fn start(binary: &Path, dir: &Path) -> Self {
-        let (otlp, query, grpc) = (free_port(), free_port(), free_port());
+    /// Takes traces at an address of `host`; everything else is on loopback.
+    pub(crate) fn start(binary: &Path, dir: &Path, host: Ipv4Addr) -> Self {
+        let (otlp, query, grpc) = (SocketAddr::from((host, free_port())), free_port(), free_port());
         let config = json!({
             "service": {
                 "extensions": ["jaeger_storage", "jaeger_query"],
@@ -31,7 +34,7 @@ impl Jaeger {
                     "grpc": {"endpoint": format!("127.0.0.1:{grpc}")}
                 }
             },
-            "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": format!("127.0.0.1:{otlp}")}}}},
+            "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": otlp.to_string()}}}},
             "exporters": {"jaeger_storage_exporter": {"trace_storage": "memory"}}
         });
         let path = dir.join("jaeger.yaml");
@@ -40,14 +43,19 @@ impl Jaeger {
         Self { _process: process, otlp, query }
     }
 
-    async fn trace(&self, id: &str) -> Vec<Value> {
+    /// Where spans go.
+    pub(crate) fn otlp(&self) -> String {
+        format!("http://{}", self.otlp)
+    }
+
+    pub(crate) async fn trace(&self, id: &str) -> Vec<Value> {
         let client = Client::new(&format!("http://127.0.0.1:{}", self.query), None).unwrap();
         let answer = client.get(&format!("/api/traces/{id}")).await.unwrap_or(Value::Null);
         answer["data"][0]["spans"].as_array().cloned().unwrap_or_default()
     }
 }
 
-fn names(spans: &[Value]) -> BTreeSet<String> {
+pub(crate) fn names(spans: &[Value]) -> BTreeSet<String> {
     spans.iter().map(|span| span["operationName"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
@@ -59,13 +67,13 @@ fn tag<'a>(span: &'a Value, key: &str) -> Option<&'a Value> {
 fn a_request_is_one_trace_with_one_root_across_router_and_worker() {
     let Some(binary) = program("KVASIR_TEST_JAEGER", "a real Jaeger") else { return };
     let state = tempfile::tempdir().unwrap();
-    let jaeger = Jaeger::start(&binary, state.path());
+    let jaeger = Jaeger::start(&binary, state.path(), Ipv4Addr::LOCALHOST);
     let mut args = smollm2(1, state.path());
-    args.otlp = Some(format!("http://127.0.0.1:{}", jaeger.otlp));
+    args.otlp = Some(jaeger.otlp());
     with_fleet(&args, state.path(), |fleet| async move {
         let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
         let body = json!({"model": fleet.model(), "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8, "temperature": 0});
-        send_traced(&fleet.http().to_string(), &body, &format!("00-{trace}-00f067aa0ba902b7-01")).await;
+        send_traced(&fleet.http().to_string(), None, &body, &format!("00-{trace}-00f067aa0ba902b7-01")).await;
         let wanted: BTreeSet<String> =
             ["request", "prepare", "route", "attempt", "worker", "queue", "prefill", "decode"].map(str::to_owned).into();
         until("the trace arrives whole", || async {
@@ -94,11 +102,13 @@ async fn fleet_flush(fleet: &std::sync::Arc<kvasir_cli::local::Fleet>) {
     tokio::task::spawn_blocking(move || fleet.flush_traces()).await.unwrap();
 }
 
-async fn send_traced(address: &str, body: &Value, traceparent: &str) {
+/// Asks in the name of a caller's span, as the tenant whose key is given.
+pub(crate) async fn send_traced(address: &str, key: Option<&str>, body: &Value, traceparent: &str) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let text = body.to_string();
+    let key = key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntraceparent: {traceparent}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntraceparent: {traceparent}\r\n{key}connection: close\r\ncontent-length: {}\r\n\r\n",
         text.len()
     );
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();

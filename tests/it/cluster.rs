@@ -1,0 +1,11 @@
+//! The product on a real Kubernetes that the test starts itself, one module per layer: API server, played nodes, a real node, a fleet.
+//!
+//! Owns the road to a cluster: prerequisites, one cluster at a time, what is printed when a test fails. `cargo xtask e2e` runs these tests with
+//! everything they need; elsewhere a test whose prerequisites are missing says so and is left out, in CI it fails.
+
+mod fleet;
+mod harness;
+mod played;
+mod serving;
+pub(crate) mod support;
+mod worker;
