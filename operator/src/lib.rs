@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod api;
 pub mod apply;
+pub mod build;
 pub mod clock;
 pub mod control;
 pub mod design;
@@ -13,6 +14,7 @@ pub mod names;
 pub mod rollout;
 pub mod scale;
 pub mod status;
+pub mod validate;
 pub mod world;
 
 #[cfg(test)]
