@@ -46,6 +46,10 @@ pub struct Registered {
     pub workers: Vec<RegisteredWorker>,
     /// Requests that wait for admission.
     pub waiting: u32,
+    /// Version of the Kubernetes Secret with keys that is in force; empty where keys come from elsewhere.
+    pub keys_version: String,
+    /// Why its list of workers, its keys or its secrets may be behind.
+    pub stale: Option<String>,
 }
 
 /// One worker as a router sees it.

@@ -5,16 +5,15 @@
 pub mod admin;
 pub mod api;
 pub mod apply;
-pub mod build;
 pub mod clock;
 pub mod control;
 pub mod design;
 pub mod lead;
+pub mod meter;
 pub mod names;
 pub mod rollout;
 pub mod scale;
 pub mod status;
-pub mod validate;
 pub mod world;
 
 #[cfg(test)]

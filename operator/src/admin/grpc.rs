@@ -68,6 +68,9 @@ impl Admin for GrpcAdmin {
         let mut client = RouterAdminClient::new(self.stub(address, secret)?);
         let listed = answer(address, "Workers", client.workers(router::WorkersRequest {}).await)?;
         let open = answer(address, "InFlight", client.in_flight(router::InFlightRequest { uid: None }).await)?;
+        let secrets = answer(address, "Secrets", client.secrets(router::SecretsRequest {}).await)?;
+        let behind = [("workers", listed.stale), ("keys", secrets.stale)].into_iter();
+        let stale = behind.filter_map(|(what, error)| Some(format!("{what}: {}", convert::error_from_pb(error?)))).next();
         let workers = listed.workers.into_iter().map(|worker| {
             let refusal = (worker.state() != router::WorkerState::Ready).then(|| match worker.reason.clone() {
                 Some(reason) => convert::error_from_pb(reason).to_string(),
@@ -81,7 +84,8 @@ impl Admin for GrpcAdmin {
                 in_flight: worker.in_flight,
             }
         });
-        Ok(Registered { complete: listed.complete, workers: workers.collect(), waiting: open.waiting })
+        let keys_version = secrets.resource_version;
+        Ok(Registered { complete: listed.complete, workers: workers.collect(), waiting: open.waiting, keys_version, stale })
     }
 
     async fn cordon(

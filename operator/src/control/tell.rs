@@ -16,6 +16,7 @@ use crate::status::{self, DraftFacts, Fault, ModelFacts, Observed, RouterFacts, 
 use crate::world::SeenPod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
 use kvasir_telemetry::names::span;
 use serde_json::json;
@@ -53,7 +54,7 @@ impl Pass<'_> {
             routers: RouterFacts {
                 desired: design.routers.replicas,
                 ready: look.routers.len() as u32,
-                sync: look.world.sync(settled),
+                sync: look.world.sync(settled, self.keys_version().as_deref()),
             },
         };
         let mut observed = self.observed(words, look.workers.iter().filter(|seen| is_ready(seen)).count());
@@ -81,7 +82,7 @@ impl Pass<'_> {
             routers: RouterFacts {
                 desired: u32::try_from(self.pool.spec.router.replicas).unwrap_or(0),
                 ready: look.routers.len() as u32,
-                sync: look.world.sync(std::iter::empty()),
+                sync: look.world.sync(std::iter::empty(), None),
             },
         };
         let selector = selector_text(&Names::new(&self.pool.name_any()).selector(Component::Worker));
@@ -204,6 +205,13 @@ impl Pass<'_> {
                 .count() as u32,
             ready,
         }
+    }
+
+    /// Version of the Secret that routers read their keys from.
+    fn keys_version(&self) -> Option<String> {
+        let name = Names::new(&self.pool.name_any()).keys();
+        let reference = ObjectRef::new(&name).within(&self.pool.namespace().unwrap_or_default());
+        self.context.caches.secrets.get(&reference)?.resource_version()
     }
 
     /// The newest status that is known: the cache's, or our own that it does not show yet.

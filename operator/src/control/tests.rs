@@ -112,6 +112,8 @@ impl Run {
 
     async fn until_settled(&self, name: &str) {
         self.until("settled", |run| run.settled(name)).await;
+        // The kubelet takes a moment to follow the gates.
+        sleep(Duration::from_millis(500)).await;
     }
 
     fn picture(&self) -> String {

@@ -139,7 +139,7 @@ impl Admin for Fleet {
             refusal: (life.draining || state.cordoned.contains(&life.incarnation)).then(|| "draining".to_owned()),
             in_flight: life.in_flight / 2,
         });
-        Ok(Registered { complete: true, workers: workers.collect(), waiting: 0 })
+        Ok(Registered { complete: true, workers: workers.collect(), ..Registered::default() })
     }
 
     async fn cordon(

@@ -464,9 +464,9 @@ impl State {
         check_version(&old, &ask.body)?;
         let mut object = old.clone();
         if ask.patch.contains("strategic") {
-            merge(&mut object, &ask.body)
+            merge(&mut object, &ask.body);
         } else {
-            merge_patch(&mut object, &ask.body)
+            merge_patch(&mut object, &ask.body);
         }
         Ok(self.store(&ask.key, keep_part(&ask.key, &ask.sub, &old, object)))
     }

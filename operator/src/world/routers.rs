@@ -115,16 +115,26 @@ impl RouterWorld {
         Routable::Yes
     }
 
-    /// Whether every Ready router has a complete list with all `ready` workers on it, given by name and address.
-    pub fn sync<'a>(&self, ready: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> RouterSync {
+    /// Whether every Ready router has a complete list with all `ready` workers on it, given by name and address, and keys that are not older than
+    /// the Secret's version.
+    pub fn sync<'a>(&self, ready: impl Iterator<Item = (&'a str, Option<&'a str>)>, keys_version: Option<&str>) -> RouterSync {
         match &self.view {
             RouterView::NoneReady => return RouterSync::NoneReady,
             RouterView::Unreachable(why) => return RouterSync::Unreachable(why.clone()),
             RouterView::Known => {}
         }
-        let mut registered = self.answers.iter().filter_map(|it| Some((&it.router, it.answer.as_ref().ok()?)));
-        if let Some((router, _)) = registered.find(|(_, it)| !it.complete) {
+        let registered: Vec<_> = self.answers.iter().filter_map(|it| Some((&it.router, it.answer.as_ref().ok()?))).collect();
+        if let Some((router, _)) = registered.iter().find(|(_, it)| !it.complete) {
             return RouterSync::CatchingUp(format!("router {router} has not probed every worker yet"));
+        }
+        if let Some((router, why)) = registered.iter().find_map(|(router, it)| Some((router, it.stale.as_ref()?))) {
+            return RouterSync::CatchingUp(format!("router {router}: {why}"));
+        }
+        let number = |version: &str| version.parse::<u64>().ok();
+        let older =
+            |version: &str| number(version).zip(keys_version.and_then(number)).is_some_and(|(theirs, newest)| theirs < newest);
+        if let Some((router, _)) = registered.iter().find(|(_, it)| older(&it.keys_version)) {
+            return RouterSync::CatchingUp(format!("router {router} has not taken over the newest keys yet"));
         }
         for (name, ip) in ready {
             if let Routable::No(why) = self.routable(name, ip) {

@@ -23,7 +23,15 @@ fn router(workers: &[(&str, Option<&str>)]) -> Answer {
         refusal: refusal.map(str::to_owned),
         in_flight: 2,
     });
-    Answer { router: "r-0".to_owned(), answer: Ok(Registered { complete: true, workers: workers.collect(), waiting: 0 }) }
+    Answer {
+        router: "r-0".to_owned(),
+        answer: Ok(Registered {
+            complete: true,
+            keys_version: "7".to_owned(),
+            workers: workers.collect(),
+            ..Registered::default()
+        }),
+    }
 }
 
 fn taking() -> RouterWorld {
@@ -144,10 +152,22 @@ fn a_drain_is_as_old_as_its_annotation_says() {
 #[test]
 fn routers_are_in_sync_when_each_knows_every_ready_worker() {
     let ready = || [("p-0", Some("10.0.0.9"))].into_iter();
-    assert_eq!(taking().sync(ready()), crate::status::RouterSync::InSync);
+    assert_eq!(taking().sync(ready(), None), crate::status::RouterSync::InSync);
     assert!(
-        matches!(RouterWorld::new(vec![router(&[])]).sync(ready()), crate::status::RouterSync::CatchingUp(why) if why.contains("r-0"))
+        matches!(RouterWorld::new(vec![router(&[])]).sync(ready(), None), crate::status::RouterSync::CatchingUp(why) if why.contains("r-0"))
     );
-    assert_eq!(RouterWorld::new(vec![]).sync(ready()), crate::status::RouterSync::NoneReady);
+    assert_eq!(RouterWorld::new(vec![]).sync(ready(), None), crate::status::RouterSync::NoneReady);
     assert_eq!(taking().in_flight("p-0", None), Some(2));
+}
+
+#[test]
+fn routers_with_old_keys_or_a_list_that_may_be_behind_are_not_in_sync() {
+    let none = || std::iter::empty();
+    assert_eq!(taking().sync(none(), Some("7")), crate::status::RouterSync::InSync);
+    assert!(matches!(taking().sync(none(), Some("8")), crate::status::RouterSync::CatchingUp(why) if why.contains("keys")));
+    let mut behind = router(&[]);
+    behind.answer.as_mut().unwrap().stale = Some("workers: the watch is closed".to_owned());
+    assert!(
+        matches!(RouterWorld::new(vec![behind]).sync(none(), None), crate::status::RouterSync::CatchingUp(why) if why.contains("r-0"))
+    );
 }
