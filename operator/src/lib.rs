@@ -5,6 +5,8 @@
 pub mod admin;
 pub mod api;
 pub mod apply;
+pub mod args;
+pub mod build;
 pub mod clock;
 pub mod control;
 pub mod design;
@@ -13,7 +15,9 @@ pub mod meter;
 pub mod names;
 pub mod rollout;
 pub mod scale;
+pub mod start;
 pub mod status;
+pub mod validate;
 pub mod world;
 
 #[cfg(test)]

@@ -69,8 +69,8 @@ impl Admin for GrpcAdmin {
         let listed = answer(address, "Workers", client.workers(router::WorkersRequest {}).await)?;
         let open = answer(address, "InFlight", client.in_flight(router::InFlightRequest { uid: None }).await)?;
         let secrets = answer(address, "Secrets", client.secrets(router::SecretsRequest {}).await)?;
-        let behind = [("workers", listed.stale), ("keys", secrets.stale)].into_iter();
-        let stale = behind.filter_map(|(what, error)| Some(format!("{what}: {}", convert::error_from_pb(error?)))).next();
+        let mut behind = [("workers", listed.stale), ("keys", secrets.stale)].into_iter();
+        let stale = behind.find_map(|(what, error)| Some(format!("{what}: {}", convert::error_from_pb(error?))));
         let workers = listed.workers.into_iter().map(|worker| {
             let refusal = (worker.state() != router::WorkerState::Ready).then(|| match worker.reason.clone() {
                 Some(reason) => convert::error_from_pb(reason).to_string(),
