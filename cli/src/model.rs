@@ -43,6 +43,10 @@ pub fn obtain(model: &str, cache: &Path) -> Result<PathBuf, FetchError> {
         bar.set_message(match progress {
             Progress::Waiting => format!("{model}: another process is fetching it"),
             Progress::Downloading { part, parts } => format!("{model}: downloading part {part} of {parts}"),
+            Progress::Fetching { bytes, total: Some(total) } => {
+                format!("{model}: {} of {} MB", bytes / 1_000_000, total / 1_000_000)
+            }
+            Progress::Fetching { bytes, total: None } => format!("{model}: {} MB", bytes / 1_000_000),
             Progress::Unpacking { bytes } => format!("{model}: {} MB unpacked and hashed", bytes / 1_000_000),
             Progress::Ready => format!("{model}: ready"),
         });

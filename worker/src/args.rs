@@ -4,6 +4,7 @@ use crate::service::ServiceLimits;
 use crate::start::{KvSize, WorkerSettings};
 use clap::{Parser, ValueEnum};
 use kvasir_core::{CacheMode, WorkerUid};
+use kvasir_proto::Role;
 use kvasir_proto::auth::{Access, BearerSecret, SecretError};
 use kvasir_telemetry::{LogFormat, TraceConfig};
 use std::net::SocketAddr;
@@ -14,13 +15,18 @@ use std::time::Duration;
 #[derive(Parser, Clone, Debug)]
 #[command(name = "kvasir-worker", version, about, after_help = "Every flag can also be set by its environment variable.")]
 pub struct Args {
-    /// Model: a known name (`smollm2`), the path of a .gguf file, or a folder with safetensors.
-    #[arg(long, env = "KVASIR_MODEL", value_name = "NAME|PATH")]
-    pub model: String,
+    /// Model.
+    #[command(flatten)]
+    pub source: ModelArgs,
 
     /// Name that clients use for the model; the file's stem or the known name if absent.
     #[arg(long, env = "KVASIR_SERVED_NAME", value_name = "NAME")]
     pub served_name: Option<String>,
+
+    /// What this worker is for: to serve a model, or to draft for workers that do. Drafting is not served yet: a draft worker answers probes,
+    /// describes itself and says so.
+    #[arg(long, env = "KVASIR_ROLE", default_value = "target")]
+    pub role: WorkerRole,
 
     /// Stable name of this worker; the host's name if absent.
     #[arg(long, env = "KVASIR_UID", value_name = "NAME")]
@@ -49,6 +55,32 @@ pub struct Args {
     /// Home folder, for the default place of the cache.
     #[arg(long, env = "HOME", hide = true)]
     pub home: Option<PathBuf>,
+}
+
+/// Which model, and what getting it needs.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model: a known name (`smollm2`), the path of a .gguf file, a folder with safetensors, `hf://OWNER/NAME@COMMIT` with an optional `/FILE`, or an
+    /// https address of a .gguf file. What is fetched is kept in the cache and never fetched again.
+    #[arg(long, env = "KVASIR_MODEL", value_name = "NAME|PATH|URL")]
+    pub model: String,
+
+    /// SHA-256 of the file behind an https address, 64 hexadecimal digits.
+    #[arg(long, env = "KVASIR_MODEL_SHA256", value_name = "HEX")]
+    pub model_sha256: Option<String>,
+
+    /// File with an access token for `hf://` and https addresses.
+    #[arg(long, env = "KVASIR_MODEL_TOKEN_FILE", value_name = "FILE")]
+    pub model_token_file: Option<PathBuf>,
+
+    /// Digest that the weights must have, 64 hexadecimal digits; with others the worker does not start.
+    #[arg(long, env = "KVASIR_MODEL_DIGEST", value_name = "HEX")]
+    pub model_digest: Option<String>,
+
+    /// Address of Hugging Face or a mirror of it, for `hf://`.
+    #[arg(long, env = "KVASIR_HUB", default_value = kvasir_model::HUB, value_name = "URL")]
+    pub hub: String,
 }
 
 /// Ports, and who may use them.
@@ -162,6 +194,15 @@ pub struct TelemetryArgs {
     pub log_format: Format,
 }
 
+/// What a worker is for.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WorkerRole {
+    /// Serves a model.
+    Target,
+    /// Drafts.
+    Draft,
+}
+
 /// Modes of the prefix cache.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PrefixCache {
@@ -192,7 +233,7 @@ impl Args {
 
     /// Name of the model for clients.
     pub fn served_name(&self) -> String {
-        self.served_name.clone().unwrap_or_else(|| kvasir_model::default_name(&self.model))
+        self.served_name.clone().unwrap_or_else(|| kvasir_model::default_name(&self.source.model))
     }
 
     /// Folder of fetched models and remembered digests.
@@ -207,6 +248,10 @@ impl Args {
         let mut settings = WorkerSettings::new(self.uid(), access);
         let engine = &self.engine;
         settings.uid = WorkerUid(self.uid().into());
+        settings.role = match self.role {
+            WorkerRole::Target => Role::Target,
+            WorkerRole::Draft => Role::Draft,
+        };
         settings.listen = self.ports.listen;
         settings.kv = engine.kv_blocks.map_or(KvSize::Bytes(engine.kv_bytes), KvSize::Blocks);
         settings.cache = match engine.prefix_cache {
@@ -294,6 +339,15 @@ mod tests {
         assert_eq!(settings.service.drain_deadline, Duration::from_secs(30));
         assert_eq!(settings.step.rows_max, 64);
         assert_eq!(settings.queue.tokens_max, 1 << 20);
+    }
+
+    #[test]
+    fn what_a_model_needs_and_the_role_are_read() {
+        let args =
+            parse(&["--role", "draft", "--model-sha256", "ab", "--model-token-file", "/t", "--hub", "https://mirror"]).unwrap();
+        assert_eq!(args.settings("0123456789abcdef").unwrap().role, Role::Draft);
+        assert_eq!((args.source.model_sha256.as_deref(), &*args.source.hub), (Some("ab"), "https://mirror"));
+        assert_eq!(parse(&[]).unwrap().source.hub, "https://huggingface.co");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::service::{
 use kvasir_core::{CacheMode, Error, Incarnation, Reason, TokenId, WorkerUid};
 use kvasir_kernels::Pool;
 use kvasir_model::{DigestCache, ModelFile, Text};
+use kvasir_proto::Role;
 use kvasir_proto::auth::Access;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -33,6 +34,8 @@ const DELIVERY_MAX: Duration = Duration::from_secs(1);
 pub struct WorkerSettings {
     /// Stable name of the worker.
     pub uid: WorkerUid,
+    /// What the worker is for; routers take no other than [`Role::Target`].
+    pub role: Role,
     /// Address of the gRPC port; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Who may call.
@@ -152,6 +155,7 @@ impl WorkerSettings {
     pub fn new(uid: &str, access: Access) -> Self {
         Self {
             uid: WorkerUid(uid.into()),
+            role: Role::Target,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             access,
             kv: KvSize::Bytes(1 << 30),
@@ -248,7 +252,8 @@ impl WorkerRuntime {
             check_laws: settings.check,
             ..EngineSettings::new(incarnation, parts.model.identity_parts(&spec).id(), blocks)
         };
-        let served = Served::new(settings.uid, incarnation, &parts.model, &spec, blocks, settings.service.request_bytes_max);
+        let served = Served::new(settings.uid, incarnation, &parts.model, &spec, blocks, settings.service.request_bytes_max)
+            .with_role(settings.role);
         let engine_parts =
             EngineParts { backend: parts.backend, bytes: parts.bytes, constraints: parts.constraints, clock: parts.clock };
         let (engine, handle) = Engine::new(engine_settings, engine_parts).map_err(StartError::Engine)?;

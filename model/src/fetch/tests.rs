@@ -31,7 +31,7 @@ fn unknown_names_list_the_known_ones() {
 #[test]
 fn sources_that_are_not_built_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
-    for url in ["hf://org/model", "https://example.org/m.gguf", "oci:image", "pvc:claim/m.gguf"] {
+    for url in ["s3://bucket/m.gguf", "oci:image", "pvc:claim/m.gguf"] {
         let error = fetch(url, dir.path(), &mut no_progress()).unwrap_err();
         assert_eq!(error.reason(), Reason::Unimplemented);
         assert!(error.to_string().contains("give its path"));
@@ -99,4 +99,11 @@ fn scratch_folders_go_whatever_happens() {
     let path = dir.path().join("scratch");
     drop(Scratch::new(path.clone()).unwrap());
     assert!(!path.exists());
+}
+
+#[test]
+fn remote_models_have_names_that_clients_can_write() {
+    assert_eq!(default_name("hf://Qwen/Qwen2.5-Coder-1.5B-Instruct@0123"), "Qwen2.5-Coder-1.5B-Instruct");
+    assert_eq!(default_name("https://example.org/m/tiny.gguf?download=1"), "tiny");
+    assert_eq!(default_name("/models/tiny.gguf"), "tiny");
 }

@@ -4,14 +4,14 @@ use clap::Parser as _;
 use kvasir_core::PoolSecret;
 use kvasir_door::{Door, DoorSettings, Isolation, ServerSettings, TenantTable, Tenants};
 use kvasir_kernels::Pool;
-use kvasir_model::DigestCache;
+use kvasir_model::{DigestCache, Progress, Wanted};
 use kvasir_telemetry::{DoorMetrics, Registry, Tracer, init_log};
-use kvasir_worker::args::Args;
+use kvasir_worker::args::{Args, ModelArgs};
 use kvasir_worker::service::{EngineServe, Readiness, Telemetry, WorkerService, http_router};
 use kvasir_worker::start::{LoadedModel, WorkerRuntime};
 use std::error::Error;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -108,13 +108,45 @@ async fn leave(
 async fn load(args: Args) -> Result<LoadedModel, Failure> {
     let task = tokio::task::spawn_blocking(move || -> Result<LoadedModel, Failure> {
         let cache = args.cache_dir();
-        let path = kvasir_model::fetch(&args.model, &cache, &mut |progress| tracing::debug!(?progress, "fetching the model"))?;
+        let path = obtain(&args.source, &cache)?;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let pool = Arc::new(Pool::new(args.engine.threads.map_or_else(cores, usize::from)));
         tracing::info!(path = %path.display(), threads = pool.threads(), "loading");
-        Ok(LoadedModel::open(&args.served_name(), &path, Some(DigestCache::new(cache.join("digests"))), pool)?)
+        let model = LoadedModel::open(&args.served_name(), &path, Some(DigestCache::new(cache.join("digests"))), pool)?;
+        let found = hex::encode(model.served().weights.as_bytes());
+        match &args.source.model_digest {
+            Some(wanted) if !wanted.eq_ignore_ascii_case(&found) => {
+                Err(format!("--model-digest {wanted}: the weights have the digest {found}; correct the digest or the model")
+                    .into())
+            }
+            _ => Ok(model),
+        }
     });
     task.await?
+}
+
+/// The model's file or folder, fetched into the cache if it lies elsewhere.
+fn obtain(source: &ModelArgs, cache: &Path) -> Result<PathBuf, Failure> {
+    let token = source.model_token_file.as_deref().map(read).transpose()?;
+    let token = token.as_deref().map(String::from_utf8_lossy);
+    let wanted = Wanted {
+        model: &source.model,
+        sha256: source.model_sha256.as_deref(),
+        token: token.as_deref().map(str::trim),
+        hub: &source.hub,
+    };
+    let mut told = 0;
+    let path = kvasir_model::fetch_wanted(&wanted, cache, &mut |progress| match progress {
+        Progress::Fetching { bytes, total: Some(total) } if total > 0 => {
+            let tenths = bytes * 10 / total;
+            if tenths != told {
+                told = tenths;
+                tracing::info!(percent = tenths * 10, total, "fetching the model");
+            }
+        }
+        progress => tracing::debug!(?progress, "fetching the model"),
+    })?;
+    Ok(path)
 }
 
 /// The worker's own door.

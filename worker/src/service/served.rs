@@ -173,6 +173,14 @@ impl Served {
         }))
     }
 
+    /// The same with another role.
+    #[must_use]
+    pub fn with_role(self, role: Role) -> Self {
+        let Inner { description, artifacts, catalog } = &*self.0;
+        let description = Description { role, ..description.clone() };
+        Self(Arc::new(Inner { description, artifacts: artifacts.clone(), catalog: Arc::clone(catalog) }))
+    }
+
     /// What the worker says of itself.
     pub fn description(&self) -> &Description {
         &self.0.description
