@@ -60,7 +60,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("self.parallelism.tensor * self.parallelism.pipeline == (has(self.accelerator) ? self.accelerator.count : 1)")
-        .message(Message::Expression("'parallelism.tensor x parallelism.pipeline = ' + string(self.parallelism.tensor * self.parallelism.pipeline) + ' but each worker has ' + (has(self.accelerator) ? string(self.accelerator.count) + ' accelerators (accelerator.count)' : 'no accelerator') + ': make both numbers equal'".into())),
+        .message("parallelism.tensor x parallelism.pipeline has to equal the devices of one worker: accelerator.count, or 1 without accelerator"),
     validation = Rule::new("self.engine.backend != 'Cuda' || has(self.accelerator)")
         .message("engine.backend Cuda computes on devices: set accelerator, or set backend to Cpu"),
     validation = Rule::new("self.engine.backend != 'Cpu' || !has(self.accelerator)")
