@@ -88,20 +88,12 @@ impl Process {
         Error::Ended { process: self.name.clone(), status, log: tail(&self.log) }
     }
 
-    /// SIGTERM, then SIGKILL after `grace`.
-    pub(crate) async fn stop(&mut self, grace: Duration) {
-        signal(self.pid, Signal::TERM);
-        let began = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < grace {
-            tokio::time::sleep(LOOK).await;
-        }
-        self.kill();
-    }
-
     /// SIGKILL; returns when the process is gone.
     pub(crate) fn kill(&mut self) {
         signal(self.pid, Signal::KILL);
         end(&mut self.child);
+        // In namespaces the server is not the child that was waited for.
+        wait_gone(|| !is_running(self.pid));
         let _absent = fs::remove_file(&self.pid_file);
     }
 }

@@ -4,7 +4,7 @@
 //! vanish with the namespaces. Nothing of a node is left to be cleaned by name but its cable and its cgroups.
 
 use crate::plan::Plan;
-use crate::process::{Process, Spec, only_child, run};
+use crate::process::{Process, Spec, is_running, only_child, run, wait_gone};
 use crate::{Error, cgroup, probe};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,11 +57,6 @@ impl Space {
         self.init
     }
 
-    /// Ends the node and all that runs on it.
-    pub(crate) fn kill(&mut self) {
-        self.process.kill();
-    }
-
     fn plug_in(&self, plan: Plan, node: usize, nodes: usize) -> Result<(), Error> {
         let (cable, bridge, init) = (plan.cable(node), plan.bridge(), self.init.to_string());
         let (address, host) = (plan.node(node), plan.host().to_string());
@@ -84,6 +79,15 @@ impl Space {
 
     fn ip(&self, args: &[&str]) -> Result<(), Error> {
         run(Command::new("nsenter").args(["--net", "--target", &self.init.to_string(), "--", "ip"]).args(args)).map(drop)
+    }
+}
+
+impl Drop for Space {
+    /// Ends the node and all that runs on it.
+    fn drop(&mut self) {
+        self.process.kill();
+        // It is killed with its parent, and takes the whole namespace along before it is gone.
+        wait_gone(|| !is_running(self.init));
     }
 }
 

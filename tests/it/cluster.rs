@@ -3,8 +3,10 @@
 //! Owns the road to a cluster: prerequisites, one cluster at a time, what is printed when a test fails. `cargo xtask e2e` runs these tests with
 //! everything they need; elsewhere a test whose prerequisites are missing says so and is left out, in CI it fails.
 
+mod api_server;
 mod fleet;
 mod harness;
+mod helm;
 mod played;
 mod serving;
 pub(crate) mod support;
