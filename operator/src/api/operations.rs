@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 #[serde(transparent)]
 pub struct CountOrPercent(pub IntOrString);
 
+/// The second form; minimum and maximum bound the first.
+const COUNT_OR_PERCENT_PATTERN: &str = "^(100|[0-9]{1,2})%$";
+
 /// When the kubelet pulls images.
 #[derive(JsonSchema, Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum PullPolicy {
@@ -315,10 +318,10 @@ impl JsonSchema for CountOrPercent {
         json_schema!({
             "x-kubernetes-int-or-string": true,
             "description": "A number of workers such as 1, or a percentage such as 25%.",
-            "x-kubernetes-validations": [{
-                "rule": "string(self).matches('^([0-9]{1,4}|10000|(100|[0-9]{1,2})%)$')",
-                "message": "write a number of workers from 0 to 10000, or a percentage such as 25%",
-            }],
+            "minimum": 0,
+            "maximum": 10_000,
+            "maxLength": 4,
+            "pattern": COUNT_OR_PERCENT_PATTERN,
         })
     }
 }

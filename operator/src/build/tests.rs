@@ -155,7 +155,8 @@ fn a_pool_with_a_long_name_and_a_patch() {
         "spec": { "nodeSelector": { "zone": "b" }, "volumes": [{ "name": "models", "persistentVolumeClaim": { "claimName": "m" } }],
             "readinessGates": [{ "conditionType": "example.org/warm" }],
             "containers": [{ "name": "worker", "volumeMounts": [{ "name": "models", "mountPath": "/models" }] },
-                { "name": "side", "image": "i" }] } } });
+                { "name": "side", "image": "i", "securityContext": {
+                    "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } } }] } } });
     let pool = object(case_pool(&format!("{}-long", "name-".repeat(40)), &spec));
     insta::assert_json_snapshot!(manifests(&design(&pool)));
 }
