@@ -166,7 +166,7 @@ pub fn pod_reason(why: &str) -> R {
         () if has(&["ImagePull", "ErrImage", "InvalidImageName"]) => R::ImageUnavailable,
         // Extended resources and device classes have a slash in their names or are "allocated"; cpu and memory have neither.
         () if has(&["cannot allocate"]) || lacks_device(why) => R::InsufficientAccelerators,
-        () if has(&["nodes are available", "Insufficient"]) => R::Unschedulable,
+        () if has(&["nodes are available", "no nodes available", "Insufficient"]) => R::Unschedulable,
         () => R::WaitingForRoutable,
     }
 }

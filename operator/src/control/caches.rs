@@ -4,6 +4,7 @@
 //! without their managed fields; of Secrets and ConfigMaps that pools name only metadata.
 
 use super::ControllerSettings;
+use super::memory::later;
 use crate::api::ServingPool;
 use crate::apply::Desired;
 use crate::design::{Blueprint, Reference};
@@ -21,8 +22,12 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+
+/// Shortest and longest time until a watch that failed begins anew.
+const WATCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// Asks for a look at a pool; cheap to clone.
 #[derive(Clone)]
@@ -219,19 +224,23 @@ async fn follow<K, N>(
     K::DynamicType: Eq + Hash + Clone,
     N: FnMut(&K) -> Vec<ObjectRef<ServingPool>> + Send,
 {
-    let events = events.modify(|object| object.managed_fields_mut().clear()).default_backoff();
-    let mut events = std::pin::pin!(events);
+    let mut events = std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()));
     // What a new list holds can be looked at when the list is complete.
-    let mut listed = Vec::new();
+    let (mut listed, mut failures) = (Vec::new(), 0);
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
-                tracing::warn!(%error, kind = std::any::type_name::<K>(), "a watch failed; it begins anew");
+                let wait = later(WATCHES, failures);
+                tracing::warn!(%error, kind = std::any::type_name::<K>(), ?wait, "a watch failed; it begins anew");
                 complaint.set(Some(error.to_string()));
+                failures += 1;
+                tokio::time::sleep(wait).await;
                 continue;
             }
         };
+        // The begin of a list is no success yet.
+        failures = if matches!(event, watcher::Event::Init) { failures } else { 0 };
         writer.apply_watcher_event(&event);
         let pools = match &event {
             watcher::Event::Init => {

@@ -206,7 +206,7 @@ pub(super) enum Ending {
 }
 
 /// Grows by half each time.
-fn later((shortest, longest): (Duration, Duration), times: u32) -> Duration {
+pub(super) fn later((shortest, longest): (Duration, Duration), times: u32) -> Duration {
     shortest.mul_f64(1.5f64.powi(times.min(24) as i32)).min(longest)
 }
 

@@ -11,7 +11,7 @@ use super::steps::Role;
 use super::tell;
 use crate::api::{ConditionReason, ScalingStatus, ServingPool};
 use crate::apply::{Action as Applied, Applied as Outcome, RequestError};
-use crate::design::{Design, Template};
+use crate::design::{Design, Template, revision_hash};
 use crate::names::Names;
 use crate::rollout::{self, Free, Goal, Mode, Plan, Pod, Revision, RouterView, Step};
 use crate::status::{Fault, Note};
@@ -203,21 +203,26 @@ impl<'a> Pass<'a> {
     }
 
     fn took(&mut self, outcome: Outcome) {
-        for change in outcome.changes {
+        let of = |action: Applied| {
+            let objects: Vec<&str> = outcome.changes.iter().filter(|it| it.action == action).map(|it| &*it.object).collect();
+            (!objects.is_empty()).then(|| objects.join(", "))
+        };
+        // One pass may write many objects at once; they are one occurrence.
+        let told = [
+            of(Applied::Created).map(|objects| Occurrence::normal("Created", "Apply", format!("created {objects}"))),
+            of(Applied::Updated).map(|objects| Occurrence::normal("Updated", "Apply", format!("updated {objects}"))),
+            of(Applied::Pruned)
+                .map(|objects| Occurrence::normal("Removed", "Delete", format!("removed {objects}: not needed any more"))),
+        ];
+        self.occurrences.extend(told.into_iter().flatten());
+        for change in &outcome.changes {
             self.writes += 1;
-            let object = &change.object;
-            self.occurrences.push(match change.action {
-                Applied::Created => Occurrence::normal("Created", "Apply", format!("created {object}")),
-                Applied::Updated => Occurrence::normal("Updated", "Apply", format!("updated {object}")),
-                Applied::Pruned => {
-                    Occurrence::normal("Removed", "Delete", format!("removed {object}, which nothing needs any more"))
-                }
-                Applied::Repaired => {
-                    let field = change.field.as_deref().unwrap_or("a field");
-                    let text = format!("put {object} right: {field} had been changed by someone else");
-                    Occurrence::warning(ConditionReason::DriftRepaired.as_str(), "Apply", text)
-                }
-            });
+            tracing::info!(pool = self.name(), action = ?change.action, object = change.object, field = change.field, "wrote an object");
+            if change.action == Applied::Repaired {
+                let field = change.field.as_deref().unwrap_or("a field");
+                let text = format!("put {} right: {field} had been changed by someone else", change.object);
+                self.occurrences.push(Occurrence::warning(ConditionReason::DriftRepaired.as_str(), "Apply", text));
+            }
         }
         for fault in outcome.faults {
             self.failed = true;
@@ -227,7 +232,8 @@ impl<'a> Pass<'a> {
 
     /// Plans and, if the spec can be served, carries out.
     async fn decide(&mut self, design: &Design, look: &Look, may_act: bool) -> Decided {
-        let (target, without_draft) = target(design, look);
+        let former = self.former().and_then(|status| status.template_hash);
+        let (target, without_draft) = target(design, look, former.as_deref());
         let wanted = target.revision();
         let scaled = self.scale(design, look).await;
         let (replicas, scaling, mut notes) = scaled;
@@ -319,7 +325,7 @@ impl<'a> Pass<'a> {
     pub(super) fn request_failed(&mut self, error: &RequestError, verb: &str, object: &str) {
         self.failed = true;
         if !error.is_not_leading() {
-            tracing::warn!(%error, verb, object, pool = self.pool.name_any(), "a request came to nothing");
+            tracing::warn!(%error, verb, object, pool = self.name(), "a request came to nothing");
         }
         self.fault(error.fault(verb, object));
     }
@@ -328,6 +334,7 @@ impl<'a> Pass<'a> {
     pub(super) fn did(&mut self, step: &'static str, occurrence: Occurrence) {
         self.writes += 1;
         self.context.metrics.step(step);
+        tracing::info!(pool = self.name(), step, "{}", occurrence.note);
         self.occurrences.push(occurrence);
     }
 
@@ -340,20 +347,26 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Namespace and name, for people.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}", self.pool.namespace().unwrap_or_default(), self.pool.name_any())
+    }
+
     /// Uids of all pools that exist.
     pub(super) fn existing(&self) -> HashSet<String> {
         self.context.caches.pools.state().iter().filter_map(|pool| pool.uid()).collect()
     }
 }
 
-/// What workers are made from: without devices for a draft once no pair of them was found, and then until the template changes.
-fn target(design: &Design, look: &Look) -> (Template, bool) {
+/// What workers are made from: without devices for a draft once no pair of them was found, and then until the template changes. That it was
+/// given up stands in status, because the pod that waited in vain is gone by then.
+fn target(design: &Design, look: &Look, former: Option<&str>) -> (Template, bool) {
     let Some(without) = &design.without_draft else { return (design.workers.clone(), false) };
     let (pair, alone) = (design.workers.revision(), without.revision());
     let starved = |seen: &SeenPod| match &seen.pod.health {
         rollout::Health::Pending(Some(why)) => seen.pod.revision == pair && seen.pod.age >= PAIR_WAIT && tell::lacks_devices(why),
         _ => false,
     };
-    let gave_up = look.workers.iter().any(|seen| seen.pod.revision == alone) || look.workers.iter().any(starved);
+    let gave_up = former == Some(&*revision_hash(&alone)) || look.workers.iter().any(starved);
     (if gave_up { without.clone() } else { design.workers.clone() }, gave_up)
 }

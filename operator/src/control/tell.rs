@@ -280,7 +280,7 @@ fn differences(former: Option<&ServingPoolStatus>, new: &ServingPoolStatus) -> V
         let good = if kind == ConditionType::Ready { ConditionStatus::True } else { ConditionStatus::False };
         let same = old.as_ref().is_some_and(|old| old.status == now.status && (now.status == good || old.reason == now.reason));
         // A pool that begins is not ready, and nobody is surprised.
-        let begins = old.is_none() && (now.status == good || kind == ConditionType::Ready);
+        let begins = old.is_none() && (now.status == good || kind != ConditionType::Stalled);
         let Some(reason) = ConditionReason::ALL.iter().find(|reason| reason.as_str() == now.reason) else { continue };
         if same || begins {
             continue;

@@ -4,7 +4,7 @@
 use super::*;
 use crate::api::{ConditionReason, ConditionStatus, ConditionType};
 use crate::lead::GateLayer;
-use crate::testing::{Cluster, Fault, MockApi, Sketch};
+use crate::testing::{Cluster, Fault, Sketch};
 use k8s_openapi::jiff::Timestamp;
 use kube::client::ClientBuilder;
 use kvasir_telemetry::Registry;
@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 mod deletion;
+mod drafts;
 mod faults;
 mod rollouts;
 mod scaling;
@@ -41,7 +42,7 @@ impl Run {
     /// A process that leads from the beginning.
     fn on(cluster: Cluster) -> Self {
         let gate = Gate::open();
-        let (stop, task, registry) = start(&cluster.api, &cluster, &gate, None);
+        let (stop, task, registry) = start(&cluster, &gate, None);
         Self { cluster, gate, stop, task, registry }
     }
 
@@ -54,11 +55,22 @@ impl Run {
             self.task.abort();
         }
         self.gate = Gate::open();
-        (self.stop, self.task, self.registry) = start(&self.cluster.api, &self.cluster, &self.gate, None);
+        (self.stop, self.task, self.registry) = start(&self.cluster, &self.gate, None);
+    }
+
+    /// A process of another blueprint than the sketch.
+    async fn with(&mut self, blueprint: Arc<dyn Blueprint>, kinds: Vec<ApiResource>) {
+        self.stop.cancel();
+        (&mut self.task).await.unwrap();
+        (self.stop, self.task, self.registry) = start_with(&self.cluster, &self.gate, None, blueprint, kinds);
     }
 
     fn create(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        let mut pool = json!({"apiVersion": "kvasir.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": name, "namespace": NS},
+        self.create_labelled(name, &json!({}), change);
+    }
+
+    fn create_labelled(&self, name: &str, labels: &Value, change: impl FnOnce(&mut Value)) {
+        let mut pool = json!({"apiVersion": "kvasir.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": name, "namespace": NS, "labels": labels},
             "spec": {"model": {"source": {"file": {"path": "/m"}}}, "replicas": 2, "images": {"worker": "w:1"},
                 "maxStreamDuration": "60s"}});
         change(&mut pool["spec"]);
@@ -152,25 +164,30 @@ impl Drop for Run {
     }
 }
 
-fn start(
-    api: &MockApi,
+fn start(cluster: &Cluster, gate: &Gate, namespace: Option<&str>) -> (CancellationToken, JoinHandle<()>, Registry) {
+    start_with(cluster, gate, namespace, Arc::new(Sketch), Sketch::kinds())
+}
+
+fn start_with(
     cluster: &Cluster,
     gate: &Gate,
     namespace: Option<&str>,
+    blueprint: Arc<dyn Blueprint>,
+    kinds: Vec<ApiResource>,
 ) -> (CancellationToken, JoinHandle<()>, Registry) {
     let registry = Registry::default();
-    let client = ClientBuilder::new(api.service(), NS).with_layer(&GateLayer::new(gate.clone())).build();
+    let client = ClientBuilder::new(cluster.api.service(), NS).with_layer(&GateLayer::new(gate.clone())).build();
     let controller = Controller::start(Parts {
         client,
         admin: Arc::clone(&cluster.fleet) as Arc<dyn Admin>,
-        blueprint: Arc::new(Sketch),
+        blueprint,
         gate: gate.clone(),
         clock: cluster.clock.clone(),
         metrics: OperatorMetrics::new(&registry),
         tracer: Tracer::disabled(),
         settings: ControllerSettings {
             namespace: namespace.map(str::to_owned),
-            kinds: Sketch::kinds(),
+            kinds,
             concurrency: 4,
             rest: Duration::from_secs(5),
             instance: "test".to_owned(),

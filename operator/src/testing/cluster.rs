@@ -157,11 +157,13 @@ impl Machinery {
 
     fn schedule(&self) {
         let pods = self.api.all("pods");
-        let asks = |pod: &Value| pod["spec"]["containers"][0]["resources"]["limits"][DEVICE].is_string();
-        let mut used = pods.iter().filter(|pod| asks(pod) && is_set(pod, "/spec/nodeName")).count() as u32;
+        let asks = |pod: &Value| -> u32 {
+            pod["spec"]["containers"][0]["resources"]["limits"][DEVICE].as_str().map_or(0, |count| count.parse().unwrap())
+        };
+        let mut used: u32 = pods.iter().filter(|pod| is_set(pod, "/spec/nodeName")).map(asks).sum();
         for pod in pods.iter().filter(|pod| !is_set(pod, "/spec/nodeName") && !is_set(pod, "/metadata/deletionTimestamp")) {
             let (namespace, name, _) = meta(pod);
-            if asks(pod) && used >= self.devices.load(Ordering::Relaxed) {
+            if asks(pod) > 0 && used + asks(pod) > self.devices.load(Ordering::Relaxed) {
                 let at = self.clock.time();
                 self.api.change("pods", &namespace, &name, |pod| {
                     let mut refused = condition("PodScheduled", false, &at.0.to_string(), &pod["status"]["conditions"]);
@@ -170,7 +172,7 @@ impl Machinery {
                 });
                 continue;
             }
-            used += u32::from(asks(pod));
+            used += asks(pod);
             self.api.change("pods", &namespace, &name, |pod| pod["spec"]["nodeName"] = json!("n"));
         }
     }

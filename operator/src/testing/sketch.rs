@@ -14,7 +14,7 @@ use kube::core::ApiResource;
 use kvasir_proto::auth::BearerSecret;
 use serde_json::{Value, json};
 
-/// Reads pools. The image `broken-spec` of the router stands for a spec that cannot be served.
+/// Reads pools. The label `drafts` asks for so many draft pods, `pair` for two devices per worker or else one without draft; the image `broken-spec` of the router stands for a spec that cannot be served.
 pub(crate) struct Sketch;
 
 // === impl Sketch ===
@@ -70,22 +70,25 @@ impl Blueprint for Sketch {
         }
         let stream_max = spec.max_stream_duration.parse().unwrap();
         let rollout = &spec.rollout;
+        let labelled = |name: &str| pool.labels().get(name);
+        let worker = |role: &str, component: Component, devices: &str| Template {
+            prefix: names.component(component),
+            labels: names.selector(component),
+            body: json!({"metadata": {"namespace": pool.namespace(), "labels": names.component_labels(component),
+                "ownerReferences": metadata(pool, "", &names.labels())["ownerReferences"]},
+                "spec": {"terminationGracePeriodSeconds": stream_max.as_secs() + 30,
+                    "readinessGates": if component == Component::Worker { json!([{"conditionType": ROUTABLE}]) } else { json!([]) },
+                    "containers": [{"name": "worker", "image": spec.images.worker, "args": [role, spec.observability.log],
+                        "resources": {"limits": {DEVICE: devices}}}]}}),
+            port: 7401,
+            accelerator: Accelerator::InRequests,
+        };
         let replicas = spec.replicas as u32;
         Ok(Design {
             objects,
-            workers: Template {
-                prefix: names.component(Component::Worker),
-                labels: names.selector(Component::Worker),
-                body: json!({"metadata": {"namespace": pool.namespace(), "labels": names.component_labels(Component::Worker),
-                    "ownerReferences": metadata(pool, "", &names.labels())["ownerReferences"]},
-                    "spec": {"terminationGracePeriodSeconds": stream_max.as_secs() + 30, "readinessGates": [{"conditionType": ROUTABLE}],
-                        "containers": [{"name": "worker", "image": spec.images.worker, "args": [spec.observability.log],
-                            "resources": {"limits": {DEVICE: "1"}}}]}}),
-                port: 7401,
-                accelerator: Accelerator::InRequests,
-            },
-            without_draft: None,
-            drafts: None,
+            workers: worker("worker", Component::Worker, if labelled("pair").is_some() { "2" } else { "1" }),
+            without_draft: labelled("pair").map(|_| worker("worker", Component::Worker, "1")),
+            drafts: labelled("drafts").map(|count| (worker("draft", Component::Draft, "1"), count.parse().unwrap())),
             routers: RouterDesign {
                 labels: names.selector(Component::Router),
                 replicas: spec.router.replicas as u32,
@@ -109,7 +112,7 @@ impl Blueprint for Sketch {
                 paused: spec.paused,
             },
             model: ModelFacts { name: pool.name_any(), ..ModelFacts::default() },
-            draft: false,
+            draft: labelled("pair").or(labelled("drafts")).is_some(),
             survives: None,
             notes: Vec::new(),
         })

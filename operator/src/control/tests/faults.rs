@@ -147,7 +147,7 @@ async fn a_storm_of_foreign_changes_does_not_keep_a_rollout_from_its_end() {
     run.until_settled("p").await;
     storm.abort();
     assert_eq!(run.cluster.fleet.cut(), 0);
-    assert!(run.workers().iter().all(|pod| pod["spec"]["containers"][0]["args"] == json!(["debug"])));
+    assert!(run.workers().iter().all(|pod| pod["spec"]["containers"][0]["args"] == json!(["worker", "debug"])));
 }
 
 /// Leadership is lost in the middle of a rollout and taken by another process: nothing is written by the first after that.
@@ -167,7 +167,7 @@ async fn a_process_that_no_longer_leads_writes_nothing_and_the_next_one_goes_on(
         // The first goes on running as a follower.
         let (stop, task, _registry) = {
             let gate = Gate::open();
-            start(&run.cluster.api, &run.cluster, &gate, None)
+            start(&run.cluster, &gate, None)
         };
         sleep(Duration::from_secs(1)).await;
         run.until_settled("p").await;

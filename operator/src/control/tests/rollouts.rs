@@ -145,10 +145,10 @@ async fn a_paused_pool_repairs_and_does_not_roll() {
     run.cluster.api.remove("pods", NS, "p-worker-0");
     run.until("repaired", |run| run.routable() == 2).await;
     let arguments: BTreeSet<String> = run.workers().iter().map(|pod| pod["spec"]["containers"][0]["args"].to_string()).collect();
-    assert_eq!(arguments, BTreeSet::from(["[\"info\"]".to_owned()]));
+    assert_eq!(arguments, BTreeSet::from(["[\"worker\",\"info\"]".to_owned()]));
     run.edit("p", |spec| spec["paused"] = json!(false));
     watch(&run, "p").await;
-    assert!(run.workers().iter().all(|pod| pod["spec"]["containers"][0]["args"] == json!(["debug"])));
+    assert!(run.workers().iter().all(|pod| pod["spec"]["containers"][0]["args"] == json!(["worker", "debug"])));
 }
 
 /// Case 13, and the gap of case 5: routers that are silent are no reason to touch anyone.
@@ -235,7 +235,7 @@ async fn an_operator_of_one_namespace_rolls_surge_free_and_says_why() {
     let mut run = Run::new(8);
     run.stop.cancel();
     (&mut run.task).await.unwrap();
-    (run.stop, run.task, run.registry) = start(&run.cluster.api, &run.cluster, &run.gate, Some(NS));
+    (run.stop, run.task, run.registry) = start(&run.cluster, &run.gate, Some(NS));
     run.create("p", |_| {});
     run.until_settled("p").await;
     run.edit("p", |spec| spec["observability"] = json!({"log": "debug"}));
