@@ -18,14 +18,7 @@ pub trait Admin: Send + Sync {
     async fn workers(&self, router: &str, secret: &BearerSecret) -> Result<Registered, AdminError>;
 
     /// Tells a router to place nothing new on one life of a worker for a while; can be repeated. Answers how many requests it has open there.
-    async fn cordon(
-        &self,
-        router: &str,
-        secret: &BearerSecret,
-        worker: &str,
-        incarnation: &[u8],
-        time: Duration,
-    ) -> Result<u32, AdminError>;
+    async fn cordon(&self, router: &str, secret: &BearerSecret, cordon: &Cordon<'_>) -> Result<u32, AdminError>;
 
     /// A router's metrics, in the text that scrapers read.
     async fn metrics(&self, router: &str) -> Result<String, AdminError>;
@@ -35,6 +28,17 @@ pub trait Admin: Send + Sync {
 
     /// What a worker serves.
     async fn describe(&self, worker: &str, secret: &BearerSecret) -> Result<Described, AdminError>;
+}
+
+/// Whom a router should leave alone, and for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cordon<'a> {
+    /// The worker's stable name.
+    pub worker: &'a str,
+    /// Which life of it.
+    pub incarnation: &'a [u8],
+    /// For how long.
+    pub time: Duration,
 }
 
 /// What a router knows.
@@ -109,3 +113,6 @@ pub enum AdminError {
         message: String,
     },
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! The gRPC client of the admin services.
 
-use super::{Admin, AdminError, Described, Drained, Registered, RegisteredWorker};
+use super::{Admin, AdminError, Cordon, Described, Drained, Registered, RegisteredWorker};
 use kvasir_proto::auth::{BearerSecret, Credentials};
 use kvasir_proto::router::router_admin_client::RouterAdminClient;
 use kvasir_proto::worker::worker_client::WorkerClient;
@@ -88,19 +88,12 @@ impl Admin for GrpcAdmin {
         Ok(Registered { complete: listed.complete, workers: workers.collect(), waiting: open.waiting, keys_version, stale })
     }
 
-    async fn cordon(
-        &self,
-        address: &str,
-        secret: &BearerSecret,
-        worker: &str,
-        incarnation: &[u8],
-        time: Duration,
-    ) -> Result<u32, AdminError> {
+    async fn cordon(&self, address: &str, secret: &BearerSecret, cordon: &Cordon<'_>) -> Result<u32, AdminError> {
         let mut client = RouterAdminClient::new(self.stub(address, secret)?);
         let request = router::CordonRequest {
-            uid: worker.to_owned(),
-            incarnation: incarnation.to_vec(),
-            cordon_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            uid: cordon.worker.to_owned(),
+            incarnation: cordon.incarnation.to_vec(),
+            cordon_ms: u64::try_from(cordon.time.as_millis()).unwrap_or(u64::MAX),
         };
         Ok(answer(address, "Cordon", client.cordon(request).await)?.in_flight)
     }

@@ -4,7 +4,7 @@
 //! new is on its way when the worker begins to refuse, and then to the worker; both can be told again and are, at each pass, until it ends.
 
 use super::Context;
-use crate::admin::Described;
+use crate::admin::{Cordon, Described};
 use crate::design::Design;
 use crate::world::{Answer, RouterPod, RouterWorld, SeenPod};
 use futures::{StreamExt as _, stream};
@@ -46,10 +46,11 @@ pub(super) async fn drain(
     let left = design.rollout.stream_max.saturating_sub(elapsed);
     let mut at_routers = Some(0u32);
     if let Some(incarnation) = world.incarnation(&seen.pod.name, seen.ip.as_deref()) {
-        let cordon = (left + CORDON_MARGIN).min(CORDON_MAX);
+        let time = (left + CORDON_MARGIN).min(CORDON_MAX);
+        let cordon = Cordon { worker: &seen.pod.name, incarnation, time };
         let tell = |router: &RouterPod| {
             let address = address(&router.ip, design.routers.admin_port);
-            async move { context.admin.cordon(&address, bearer, &seen.pod.name, incarnation, cordon).await }
+            async move { context.admin.cordon(&address, bearer, &cordon).await }
         };
         let calls: Vec<_> = routers.iter().map(tell).collect();
         let answers: Vec<_> = stream::iter(calls).buffered(CALLS_MAX).collect().await;

@@ -1,6 +1,6 @@
 //! Routers and workers that answer, as far as a controller asks them.
 
-use crate::admin::{Admin, AdminError, Described, Drained, Registered, RegisteredWorker};
+use crate::admin::{Admin, AdminError, Cordon, Described, Drained, Registered, RegisteredWorker};
 use kvasir_proto::auth::BearerSecret;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -142,20 +142,13 @@ impl Admin for Fleet {
         Ok(Registered { complete: true, workers: workers.collect(), ..Registered::default() })
     }
 
-    async fn cordon(
-        &self,
-        router: &str,
-        _secret: &BearerSecret,
-        worker: &str,
-        incarnation: &[u8],
-        _time: Duration,
-    ) -> Result<u32, AdminError> {
+    async fn cordon(&self, router: &str, _secret: &BearerSecret, cordon: &Cordon<'_>) -> Result<u32, AdminError> {
         let mut state = self.state();
         if state.silent_routers {
             return Err(refuse(router, "Cordon"));
         }
-        state.cordoned.insert(incarnation.to_vec());
-        Ok(state.lives.values().find(|life| life.name == worker).map_or(0, |life| life.in_flight / 2))
+        state.cordoned.insert(cordon.incarnation.to_vec());
+        Ok(state.lives.values().find(|life| life.name == cordon.worker).map_or(0, |life| life.in_flight / 2))
     }
 
     async fn metrics(&self, router: &str) -> Result<String, AdminError> {

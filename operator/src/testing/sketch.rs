@@ -30,6 +30,36 @@ fn metadata(pool: &ServingPool, name: &str, labels: &std::collections::BTreeMap<
         "kind": "ServingPool", "name": pool.name_any(), "uid": pool.uid(), "controller": true, "blockOwnerDeletion": true}]})
 }
 
+fn objects(pool: &ServingPool, names: &Names) -> Vec<Desired> {
+    let spec = &pool.spec;
+    let desired = |resource: ApiResource, name: &str, content: Value| {
+        let mut body = content;
+        body["metadata"] = metadata(pool, name, &names.labels());
+        Desired::from_value(resource, body).unwrap()
+    };
+    let router = names.component_labels(Component::Router);
+    let mut objects = vec![
+        desired(ApiResource::erase::<Secret>(&()), &names.bearer(), json!({"data": {"bearer": "MDEyMzQ1Njc4OWFiY2RlZg=="}}))
+            .kept(),
+        desired(
+            ApiResource::erase::<ConfigMap>(&()),
+            &names.router_flags(),
+            json!({"data": {"sampling": spec.observability.sampling}}),
+        ),
+        desired(
+            ApiResource::erase::<Deployment>(&()),
+            &names.component(Component::Router),
+            json!({"spec": {"replicas": spec.router.replicas, "template": {"metadata": {"labels": router}, "spec": {"containers": [
+                {"name": "router", "image": "r"}]}}}}),
+        ),
+    ];
+    // A part of the pool that can be switched off.
+    if spec.network_policy == crate::api::NetworkPolicyMode::Managed {
+        objects.push(desired(ApiResource::erase::<ConfigMap>(&()), &names.monitor(), json!({"data": {"extra": "yes"}})));
+    }
+    objects
+}
+
 impl Blueprint for Sketch {
     fn references(&self, pool: &ServingPool) -> Vec<Reference> {
         vec![Reference::Secret(Names::new(&pool.name_any()).bearer())]
@@ -43,31 +73,7 @@ impl Blueprint for Sketch {
                 "spec.images.router: `broken-spec` is no image; name one",
             )]);
         }
-        let desired = |resource: ApiResource, name: &str, content: Value| {
-            let mut body = content;
-            body["metadata"] = metadata(pool, name, &names.labels());
-            Desired::from_value(resource, body).unwrap()
-        };
-        let router = names.component_labels(Component::Router);
-        let mut objects = vec![
-            desired(ApiResource::erase::<Secret>(&()), &names.bearer(), json!({"data": {"bearer": "MDEyMzQ1Njc4OWFiY2RlZg=="}}))
-                .kept(),
-            desired(
-                ApiResource::erase::<ConfigMap>(&()),
-                &names.router_flags(),
-                json!({"data": {"sampling": spec.observability.sampling}}),
-            ),
-            desired(
-                ApiResource::erase::<Deployment>(&()),
-                &names.component(Component::Router),
-                json!({"spec": {"replicas": spec.router.replicas, "template": {"metadata": {"labels": router}, "spec": {"containers": [
-                    {"name": "router", "image": "r"}]}}}}),
-            ),
-        ];
-        // A part of the pool that can be switched off.
-        if spec.network_policy == crate::api::NetworkPolicyMode::Managed {
-            objects.push(desired(ApiResource::erase::<ConfigMap>(&()), &names.monitor(), json!({"data": {"extra": "yes"}})));
-        }
+        let objects = objects(pool, &names);
         let stream_max = spec.max_stream_duration.parse().unwrap();
         let rollout = &spec.rollout;
         let labelled = |name: &str| pool.labels().get(name);
