@@ -10,4 +10,5 @@ pub mod demo;
 pub mod generate;
 pub mod local;
 pub mod model;
+pub mod servingpool;
 pub mod version;
