@@ -58,8 +58,6 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Changes of one pool that come so close together are looked at once.
-const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Pools that may wait to be queued; a watch that finds it full waits.
 const TRIGGERS_MAX: usize = 1_024;
 /// Longest that a pass in hand may take at the end.
@@ -180,7 +178,8 @@ impl Controller {
         let queue = stream::unfold(triggers, |mut triggers| async move { Some((triggers.recv().await?, triggers)) });
         let queue = queue.take_until(stop.clone().cancelled_owned()).map(Ok::<_, Infallible>);
         let store = context.caches.pools.clone();
-        let config = Config::default().debounce(DEBOUNCE).concurrency(context.settings.concurrency.max(1));
+        // No debounce: it would put a pool off as long as its pods keep changing. What comes while a pass runs is looked at once after it.
+        let config = Config::default().concurrency(context.settings.concurrency.max(1));
         let passes = applier(
             |pool, context| Box::pin(pass::reconcile(pool, context)),
             // A pass has no error: what went wrong is in its status and its delay.

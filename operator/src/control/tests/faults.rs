@@ -140,7 +140,7 @@ async fn a_storm_of_foreign_changes_does_not_keep_a_rollout_from_its_end() {
             }
             api.change("servingpools", NS, "p", touch);
             api.change("deployments", NS, "p-router", touch);
-            sleep(Duration::from_millis(150)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     });
     sleep(Duration::from_secs(1)).await;
