@@ -15,6 +15,11 @@ fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// Everything, as tests need it.
+fn build_all() -> Command {
+    cargo(&["build", "--profile", "ci", "--workspace", "--all-targets", "--quiet"])
+}
+
 /// Where a profile's binaries are.
 fn binary(profile: &str, name: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
@@ -41,7 +46,7 @@ pub fn test(cold: bool, only: Option<&str>) -> Outcome {
         .run("clippy", || {
             run(&mut cargo(&["clippy", "--profile", "ci", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
         })
-        .run("build", || run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--all-targets", "--quiet"])))
+        .run("build", || run(&mut build_all()))
         .run("tools: kubernetes", || optional("Kubernetes", harness("kubernetes"), &mut tools.cluster))
         .run("tools: helm", || optional("Helm", harness("helm"), &mut tools.helm))
         // Clusters want the machine for themselves, so their tests are a stage of their own.
@@ -63,7 +68,7 @@ pub fn e2e(only: Option<&str>) -> Outcome {
     let mut tools = Tools::default();
     let mut stages = Stages::new(None);
     stages
-        .run("build", || run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--all-targets", "--quiet"])))
+        .run("build", || run(&mut build_all()))
         .run("tools: jaeger", || optional("Jaeger", tools::jaeger(), &mut tools.jaeger))
         .run("tools: kubernetes", || optional("Kubernetes", harness("kubernetes"), &mut tools.cluster))
         .run("tools: helm", || optional("Helm", harness("helm"), &mut tools.helm))
@@ -110,7 +115,8 @@ impl Tools {
 
 /// Programs of a test cluster, which the harness builds or installs itself.
 fn harness(part: &str) -> Result<PathBuf, String> {
-    run(&mut cargo(&["build", "--profile", "ci", "--workspace", "--quiet", "--bin", "kvasir-cluster"]))?;
+    // The same selection as the stage `build`, which has done it already: another one would compile shared dependencies again.
+    run(&mut build_all())?;
     tools::cluster(&binary("ci", "kvasir-cluster"), part)
 }
 

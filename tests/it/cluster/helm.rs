@@ -100,7 +100,8 @@ fn a_pool_that_is_applied_after_helm_install_serves_its_tenant() {
     });
 }
 
-/// What a deleted pool leaves: nothing but what its user made.
+/// What a deleted pool leaves: nothing but what its user made. The garbage collector looks for kinds that are new to it every 30 s, so that the
+/// first deletion in a cluster waits for it.
 async fn deleted_with_everything(cluster: &Cluster, namespace: &str) {
     let began = Instant::now();
     kubectl(cluster, &["-n", namespace, "delete", "spool", "harbour", "--wait=false"]);
