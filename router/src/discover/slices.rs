@@ -8,6 +8,8 @@
 //! Guarantees
 //! 1. No failure makes anyone leave: only a complete list or an event does.
 //! 2. A failure is followed by a new list and not only by a new watch, so that what was missed in between is found.
+//! 3. A watch that its server ends in good order goes on where it was; one that ends as soon as it began is paused for like a failure, so that no server
+//!    is asked in a circle.
 //!
 //! Needs `list` and `watch` on `endpointslices` of the group `discovery.k8s.io` in the Service's namespace.
 
@@ -21,12 +23,14 @@ use crate::pause::Pause;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use set::SliceSet;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Follows the slices of one Service.
@@ -55,7 +59,7 @@ pub struct PortChoiceError(String);
 struct Follow {
     slices: Slices,
     set: SliceSet,
-    events: Option<BoxStream<'static, watcher::Result<Event<EndpointSlice>>>>,
+    stage: Stage,
     /// Changes that are not handed on yet.
     ready: VecDeque<Change>,
     pause: Pause,
@@ -63,10 +67,28 @@ struct Follow {
     stale: bool,
 }
 
+/// How far a round of list and watch has come.
+enum Stage {
+    /// A list is under way; the text tells where its next page begins.
+    List(Option<String>),
+    /// Everything up to this version is known.
+    Listed(String),
+    /// And what comes after it is told.
+    Watch { version: String, began: Instant, events: Events },
+}
+
+type Events = BoxStream<'static, kube::Result<WatchEvent<EndpointSlice>>>;
+
 /// Label that every slice carries.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
-/// Longest time between two steps of a list.
+/// Longest time for one page of a list, and for the beginning of a watch.
 const LIST_MAX: Duration = Duration::from_secs(10);
+/// Slices of one page.
+const PAGE_SLICES: u32 = 500;
+/// Silence after which a watch is given up: its server ends it before.
+const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// A watch that lives as long as this is one that works.
+const LIVED_MIN: Duration = Duration::from_secs(1);
 /// First pause after a failure.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// Longest pause: a server that comes back is found within it, and many routers do not keep it down.
@@ -82,9 +104,16 @@ impl Slices {
         Self { api: Api::namespaced(client, &service.namespace), service, port }
     }
 
-    fn open(&self) -> BoxStream<'static, watcher::Result<Event<EndpointSlice>>> {
-        let config = watcher::Config::default().labels(&format!("{SERVICE_LABEL}={}", self.service.name)).timeout(WATCH_SECONDS);
-        watcher(self.api.clone(), config).boxed()
+    fn selector(&self) -> String {
+        format!("{SERVICE_LABEL}={}", self.service.name)
+    }
+
+    /// The beginning of a watch.
+    async fn watch(&self, version: String) -> Result<Stage, Complaint> {
+        let params = WatchParams::default().labels(&self.selector()).timeout(WATCH_SECONDS);
+        let opened = timeout(LIST_MAX, self.api.watch(&params, &version)).await.map_err(silent)?;
+        let events = opened.map_err(|error| Complaint::of(&error))?.boxed();
+        Ok(Stage::Watch { version, began: Instant::now(), events })
     }
 }
 
@@ -93,7 +122,7 @@ impl Discover for Slices {
         let follow = Follow {
             set: SliceSet::new(self.port.clone()),
             slices: *self,
-            events: None,
+            stage: Stage::List(None),
             ready: VecDeque::new(),
             pause: Pause::new(PAUSE_MIN, PAUSE_MAX),
             resume: None,
@@ -114,28 +143,74 @@ impl Follow {
             if let Some(resume) = self.resume.take() {
                 sleep_until(resume).await;
             }
-            let slices = &self.slices;
-            let events = self.events.get_or_insert_with(|| slices.open());
-            let event = if self.set.arriving() {
-                timeout(LIST_MAX, events.next())
-                    .await
-                    .map_err(|_elapsed| Complaint::new("timeout", "the API server does not answer"))
-            } else {
-                Ok(events.next().await)
-            };
-            match event {
-                Ok(Some(Ok(event))) => self.event(event),
-                Ok(Some(Err(error))) => self.failed(complaint(&error)),
-                Ok(None) => self.failed(Complaint::new("ended", "the watch ended")),
-                Err(silence) => self.failed(silence),
+            match self.step().await {
+                Ok(stage) => self.stage = stage,
+                Err(complaint) => self.failed(complaint),
             }
         }
     }
 
-    fn event(&mut self, event: Event<EndpointSlice>) {
-        if matches!(event, Event::InitDone) {
-            self.pause.succeeded();
+    async fn step(&mut self) -> Result<Stage, Complaint> {
+        // After a failure everything is listed again.
+        match std::mem::replace(&mut self.stage, Stage::List(None)) {
+            Stage::List(token) => self.list(token).await,
+            Stage::Listed(version) => self.slices.watch(version).await,
+            Stage::Watch { version, began, events } => self.hear(version, began, events).await,
         }
+    }
+
+    /// One page of a list.
+    async fn list(&mut self, token: Option<String>) -> Result<Stage, Complaint> {
+        if token.is_none() {
+            self.tell(Event::Init);
+        }
+        let params = ListParams { continue_token: token, ..ListParams::default() };
+        let params = params.labels(&self.slices.selector()).limit(PAGE_SLICES);
+        let list = timeout(LIST_MAX, self.slices.api.list(&params)).await.map_err(silent)?;
+        let list = list.map_err(|error| Complaint::of(&error))?;
+        for slice in list.items {
+            self.tell(Event::InitApply(slice));
+        }
+        if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
+            return Ok(Stage::List(Some(token)));
+        }
+        let without = || Complaint::new("malformed", "the API server's list has no resource version");
+        let version = list.metadata.resource_version.filter(|version| !version.is_empty()).ok_or_else(without)?;
+        self.tell(Event::InitDone);
+        Ok(Stage::Listed(version))
+    }
+
+    /// One event of a watch.
+    async fn hear(&mut self, version: String, began: Instant, mut events: Events) -> Result<Stage, Complaint> {
+        let Some(event) = timeout(SILENCE_MAX, events.next()).await.ok().flatten() else {
+            // Its server ended it in good order, or is not heard of any more.
+            if began.elapsed() >= LIVED_MIN {
+                self.pause.succeeded();
+            } else {
+                self.resume = Some(Instant::now() + self.pause.failed());
+            }
+            return Ok(Stage::Listed(version));
+        };
+        let version = match event.map_err(|error| Complaint::of(&error))? {
+            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                let version = slice.metadata.resource_version.clone();
+                self.tell(Event::Apply(slice));
+                version
+            }
+            WatchEvent::Deleted(slice) => {
+                let version = slice.metadata.resource_version.clone();
+                self.tell(Event::Delete(slice));
+                version
+            }
+            WatchEvent::Bookmark(mark) => Some(mark.metadata.resource_version),
+            WatchEvent::Error(status) => return Err(Complaint::of_status(&status)),
+        };
+        self.pause.succeeded();
+        let without = || Complaint::new("malformed", "an event of the API server has no resource version");
+        Ok(Stage::Watch { version: version.filter(|version| !version.is_empty()).ok_or_else(without)?, began, events })
+    }
+
+    fn tell(&mut self, event: Event<EndpointSlice>) {
         self.ready.extend(self.set.apply(event));
         if self.stale && matches!(self.ready.back(), Some(Change::Listed | Change::Fresh)) {
             self.stale = false;
@@ -144,7 +219,6 @@ impl Follow {
     }
 
     fn failed(&mut self, complaint: Complaint) {
-        self.events = None;
         self.set.interrupted();
         let pause = self.pause.failed();
         self.resume = Some(Instant::now() + pause);
@@ -163,14 +237,8 @@ impl Follow {
     }
 }
 
-fn complaint(error: &watcher::Error) -> Complaint {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => Complaint::of(error),
-        watcher::Error::WatchError(status) => Complaint::of_status(status),
-        watcher::Error::NoResourceVersion => Complaint::new("malformed", "the API server's answer has no resource version"),
-    }
+fn silent(_elapsed: Elapsed) -> Complaint {
+    Complaint::new("timeout", "the API server does not answer")
 }
 
 // === impl PortChoice ===

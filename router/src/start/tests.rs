@@ -1,5 +1,8 @@
 //! A whole router on its ports, in front of mock workers.
 
+mod cluster;
+mod keys;
+
 use super::*;
 use crate::TenantSource;
 use crate::mock::{MockSettings, MockWorker};
@@ -26,33 +29,52 @@ fn endpoint(mock: &MockWorker) -> Endpoint {
     Endpoint::parse(&mock.address().to_string()).unwrap()
 }
 
-async fn start(mocks: &[MockWorker]) -> RouterRuntime {
-    let secret = |text: &str| PoolSecret::new(text.as_bytes()).unwrap();
-    let settings = StartSettings {
-        router: RouterSettings {
-            credentials: Some(Credentials::new(&bearer()).unwrap()),
-            ready_workers_min: mocks.len(),
-            ..RouterSettings::default()
-        },
+fn settings(workers: WorkerSource, secrets: SecretSource) -> StartSettings {
+    StartSettings {
+        router: RouterSettings { credentials: Some(Credentials::new(&bearer()).unwrap()), ..RouterSettings::default() },
         door: DoorSettings::default(),
         server: ServerSettings::default(),
-        workers: WorkerSource::Listed(mocks.iter().map(endpoint).collect()),
+        workers,
         http: loopback(),
         grpc: Some(loopback()),
         admin: Some((loopback(), Access::Bearer(bearer()))),
         metrics: Some(loopback()),
-        secrets: SecretSource::Fixed(Material::new(
-            secret("the first pool secret"),
-            vec![secret("the second pool secret")],
-            TenantSource::Open,
-        )),
+        secrets,
         tracer: Tracer::disabled(),
         registries: Vec::new(),
         settle: Duration::ZERO,
-    };
-    let router = RouterRuntime::start(settings).await.unwrap();
+    }
+}
+
+fn open() -> SecretSource {
+    let secret = |text: &str| PoolSecret::new(text.as_bytes()).unwrap();
+    let others = vec![secret("the second pool secret")];
+    SecretSource::Fixed(Material::new(secret("the first pool secret"), others, TenantSource::Open))
+}
+
+fn listed(mocks: &[MockWorker]) -> WorkerSource {
+    WorkerSource::Listed(mocks.iter().map(endpoint).collect())
+}
+
+async fn ready(router: &RouterRuntime) {
     tokio::time::timeout(Duration::from_secs(20), router.ready()).await.expect("ready in time");
+}
+
+async fn start(mocks: &[MockWorker]) -> RouterRuntime {
+    let mut settings = settings(listed(mocks), open());
+    settings.router.ready_workers_min = mocks.len();
+    let router = RouterRuntime::start(settings).await.unwrap();
+    ready(&router).await;
     router
+}
+
+async fn admin(router: &RouterRuntime) -> RouterAdminClient<InterceptedService<Channel, Credentials>> {
+    let channel = Channel::from_shared(format!("http://{}", router.admin.unwrap())).unwrap().connect().await.unwrap();
+    RouterAdminClient::with_interceptor(channel, Credentials::new(&bearer()).unwrap())
+}
+
+async fn client(router: &RouterRuntime) -> InferenceClient<Channel> {
+    InferenceClient::connect(format!("http://{}", router.grpc)).await.unwrap()
 }
 
 fn mocks(count: usize) -> Vec<MockWorker> {
@@ -60,15 +82,18 @@ fn mocks(count: usize) -> Vec<MockWorker> {
     (0..count).map(|number| MockWorker::start(settings(number), loopback(), Some(bearer())).unwrap()).collect()
 }
 
-async fn generate(client: &mut InferenceClient<Channel>) -> inference::Finished {
-    let request = inference::GenerateRequest {
+fn request(max_tokens: u32) -> inference::GenerateRequest {
+    inference::GenerateRequest {
         model: "mock".to_owned(),
         prompt: Some(inference::generate_request::Prompt::Text("the same words again and again ".repeat(8))),
-        parameters: Some(inference::Parameters { max_tokens: Some(4), ..Default::default() }),
+        parameters: Some(inference::Parameters { max_tokens: Some(max_tokens), ..Default::default() }),
         kvasir: Some(inference::Extensions { report: true, ..Default::default() }),
         ..Default::default()
-    };
-    let mut events = client.generate(request).await.unwrap().into_inner();
+    }
+}
+
+async fn generate(client: &mut InferenceClient<Channel>) -> inference::Finished {
+    let mut events = client.generate(request(4)).await.unwrap().into_inner();
     loop {
         let event = events.message().await.unwrap().expect("an end");
         if let Some(generate_event::Event::Finished(finished)) = event.event {
@@ -81,7 +106,7 @@ async fn generate(client: &mut InferenceClient<Channel>) -> inference::Finished 
 async fn clients_admins_and_probes_are_served_each_on_its_port() {
     let mocks = mocks(2);
     let router = start(&mocks).await;
-    let mut client = InferenceClient::connect(format!("http://{}", router.grpc)).await.unwrap();
+    let mut client = client(&router).await;
     let finished = generate(&mut client).await;
     let report = finished.report.unwrap();
     let placement = report.placement.unwrap();
@@ -91,7 +116,7 @@ async fn clients_admins_and_probes_are_served_each_on_its_port() {
     let channel = Channel::from_shared(format!("http://{}", router.admin.unwrap())).unwrap().connect().await.unwrap();
     let refused = RouterAdminClient::new(channel.clone()).workers(wire::WorkersRequest {}).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
-    let mut admin = RouterAdminClient::with_interceptor(channel, Credentials::new(&bearer()).unwrap());
+    let mut admin = admin(&router).await;
     let workers = admin.workers(wire::WorkersRequest {}).await.unwrap().into_inner();
     assert!(workers.complete);
     let names: Vec<&str> = workers.workers.iter().map(|worker| worker.uid.as_str()).collect();
@@ -120,7 +145,7 @@ async fn shutdown_lets_running_streams_finish_and_refuses_new_ones() {
     let slow = MockSettings { decode_token: Duration::from_millis(10), ..MockSettings::default() };
     let mocks = vec![MockWorker::start(slow, loopback(), Some(bearer())).unwrap()];
     let router = start(&mocks).await;
-    let mut client = InferenceClient::connect(format!("http://{}", router.grpc)).await.unwrap();
+    let mut client = client(&router).await;
     let request = inference::GenerateRequest {
         model: "mock".to_owned(),
         prompt: Some(inference::generate_request::Prompt::Text("hello".to_owned())),

@@ -1,6 +1,6 @@
 //! What the operator did, recorded by the operator.
 
-use super::{EncodeLabelSet, Family, Gauge, HistogramFamily, OutcomeLabel, Reason, Registry, level, secs, seconds};
+use super::{EncodeLabelSet, Family, Gauge, HistogramFamily, OutcomeLabel, Reason, Registry, level, seconds, secs};
 use crate::names;
 use prometheus_client::metrics::counter::Counter;
 use std::time::Duration;

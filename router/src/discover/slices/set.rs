@@ -49,11 +49,6 @@ impl SliceSet {
         Self { port, slices: BTreeMap::new(), arriving: None, current: BTreeSet::new(), listed: false, full: false }
     }
 
-    /// Whether a list is under way.
-    pub(super) fn arriving(&self) -> bool {
-        self.arriving.is_some()
-    }
-
     /// How many endpoints are in.
     pub(super) fn len(&self) -> usize {
         self.current.len()

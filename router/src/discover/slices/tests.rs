@@ -414,3 +414,41 @@ async fn a_server_that_is_away_is_asked_ever_more_rarely() {
     // Five tries while the pause doubles, then one in 4 to 8 s.
     assert!((18..=38).contains(&asked), "{asked} in two minutes");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_every_watch_at_once_is_not_asked_in_a_circle_and_nobody_leaves() {
+    let script = Script::default().lists([slices(1, &[v4("a", &[pod(1)])])]);
+    for _ in 0..200 {
+        drop(script.watch());
+    }
+    let (server, mut changes) = script.serve();
+    assert_eq!([next(&mut changes).await, next(&mut changes).await], [join(1), Change::Listed]);
+    let said = timeout(Duration::from_mins(2), changes.next()).await;
+    assert!(said.is_err(), "{said:?}");
+    let asked = server.asked();
+    assert!((18..=38).contains(&asked.len()), "{} in two minutes", asked.len());
+    assert!(asked[2..].iter().all(|asked| asked.verb == Verb::Watch && asked.query.contains("resourceVersion=1")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_died_without_a_word_is_opened_again_and_a_list_of_many_pages_is_taken_whole() {
+    let page = |token: &str, slice: EndpointSlice| {
+        let items = [serde_json::to_value(slice).unwrap()];
+        Reply::Object(serde_json::json!({"kind": "EndpointSliceList", "apiVersion": "v1", "items": items,
+            "metadata": {"resourceVersion": "5", "continue": token}}))
+    };
+    let script = Script::default().lists([page("more", v4("a", &[pod(1)])), page("", v4("b", &[pod(2)]))]);
+    let (dead, alive) = (script.watch(), script.watch());
+    let (server, mut changes) = script.serve();
+    for wanted in [join(1), join(2), Change::Listed] {
+        assert_eq!(next(&mut changes).await, wanted);
+    }
+    alive.send(told("DELETED", &slice("a", 6, true, &[]))).unwrap();
+    let began = Instant::now();
+    assert_eq!(next(&mut changes).await, leave(1));
+    assert!(began.elapsed() <= SILENCE_MAX + PAUSE_MIN, "{:?}", began.elapsed());
+    drop(dead);
+    let asked = server.asked();
+    assert_eq!(asked.iter().map(|asked| asked.verb).collect::<Vec<_>>(), [Verb::List, Verb::List, Verb::Watch, Verb::Watch]);
+    assert!(asked[1].query.contains("continue=more") && asked[3].query.contains("resourceVersion=5"), "{asked:?}");
+}
