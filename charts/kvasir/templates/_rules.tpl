@@ -5,10 +5,10 @@ verbs of the API server's audit log: a verb that is used and missing, or granted
 `create` stands beside `patch` wherever objects are applied: an apply that makes an object is checked for both.
 */}}
 {{- define "kvasir.rules.namespaced" -}}
-# The pools: read and watched, never written. Their spec belongs to people, their replicas to /scale.
+# The pools: watched, never written. Their spec belongs to people, their replicas to /scale.
 - apiGroups: [kvasir.dev]
   resources: [servingpools]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # What the operator says of them.
 - apiGroups: [kvasir.dev]
   resources: [servingpools/status]
@@ -20,7 +20,7 @@ verbs of the API server's audit log: a verb that is used and missing, or granted
 # Workers are Pods: applied, replaced in the order that devices allow, their image changed in place.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 # The readiness gate that says that every router knows a worker.
 - apiGroups: [""]
   resources: [pods/status]
@@ -70,14 +70,18 @@ verbs of the API server's audit log: a verb that is used and missing, or granted
 
 {{/* What lies outside of namespaces. Without it (scope Namespace) rollouts cannot count free devices, say so, and never surge. */}}
 {{- define "kvasir.rules.cluster" -}}
-# Free devices: what nodes have.
+# Free devices, counted when a rollout depends on it: what nodes have.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [list, watch]
-# What drivers announce.
+  verbs: [list]
+# What drivers announce, and what is taken of it.
 - apiGroups: [resource.k8s.io]
-  resources: [resourceslices]
-  verbs: [list, watch]
+  resources: [resourceslices, resourceclaims]
+  verbs: [list]
+# Which of the announced devices a pool's class means.
+- apiGroups: [resource.k8s.io]
+  resources: [deviceclasses]
+  verbs: [get]
 {{- end -}}
 
 {{/* In the operator's own namespace, in both scopes: who leads. */}}
