@@ -1,13 +1,11 @@
 //! The gate: whether this process may write now, and the layer under a client that holds it to it.
 
-use http::{Method, Request, Response};
+use http::{Method, Request};
 use kube::client::Body;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
-use tower::{BoxError, Layer, Service};
+use tower::BoxError;
+use tower::filter::{FilterLayer, Predicate};
 
 /// Whether this process may write; cheap to clone.
 #[derive(Clone, Debug)]
@@ -19,15 +17,7 @@ pub struct Gate(watch::Sender<Option<Instant>>);
 pub struct NotLeading;
 
 /// Puts a gate under a client.
-#[derive(Clone, Debug)]
-pub struct GateLayer(Gate);
-
-/// A client's service behind a gate.
-#[derive(Clone, Debug)]
-pub struct Gated<S> {
-    inner: S,
-    gate: Gate,
-}
+pub type GateLayer = FilterLayer<Gate>;
 
 // === impl Gate ===
 
@@ -79,43 +69,11 @@ impl Gate {
     }
 }
 
-// === impl GateLayer ===
+impl Predicate<Request<Body>> for Gate {
+    type Request = Request<Body>;
 
-impl GateLayer {
-    /// A layer that asks `gate`.
-    pub fn new(gate: Gate) -> Self {
-        Self(gate)
-    }
-}
-
-impl<S> Layer<S> for GateLayer {
-    type Service = Gated<S>;
-
-    fn layer(&self, inner: S) -> Gated<S> {
-        Gated { inner, gate: self.0.clone() }
-    }
-}
-
-impl<S, B> Service<Request<Body>> for Gated<S>
-where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<B>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn check(&mut self, request: Request<Body>) -> Result<Request<Body>, BoxError> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        if !reads && !self.gate.is_open() {
-            return Box::pin(async { Err(NotLeading.into()) });
-        }
-        let call = self.inner.call(request);
-        Box::pin(async move { call.await.map_err(Into::into) })
+        if reads || self.is_open() { Ok(request) } else { Err(NotLeading.into()) }
     }
 }
