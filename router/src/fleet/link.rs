@@ -10,6 +10,7 @@
 use super::{Life, LinkParts, Report};
 use crate::discover::Endpoint;
 use crate::index::{Applied, MemberId};
+use crate::pause::Pause;
 use crate::rendezvous::salt_of;
 use crate::view::Readiness;
 use crate::worker_client::{ANSWER_MAX, CallError, WorkerClient};
@@ -70,7 +71,7 @@ impl Link {
     }
 
     pub(super) async fn run(mut self) {
-        let mut pause = PAUSE_MIN;
+        let mut pause = Pause::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let began = Instant::now();
             match self.session().await {
@@ -89,10 +90,9 @@ impl Link {
                 }
             }
             if began.elapsed() > PAUSE_MAX {
-                pause = PAUSE_MIN;
+                pause.succeeded();
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            sleep(pause.failed()).await;
         }
     }
 
@@ -178,11 +178,11 @@ impl Link {
     }
 
     async fn loads(&self, client: &WorkerClient, incarnation: Incarnation, asks: &Asks) -> Ended {
-        let mut pause = PAUSE_MIN;
+        let mut pause = Pause::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             if let Ok(mut reports) = client.load().await {
                 while let Ok(Some((load, age))) = reports.next().await {
-                    pause = PAUSE_MIN;
+                    pause.succeeded();
                     if load.incarnation != incarnation {
                         return Ended::Restarted;
                     }
@@ -198,13 +198,12 @@ impl Link {
                 }
             }
             asks.probe.notify_one();
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            sleep(pause.failed()).await;
         }
     }
 
     async fn events(&self, client: &WorkerClient, asks: &Asks) -> Ended {
-        let mut pause = PAUSE_MIN;
+        let mut pause = Pause::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let mut gap = false;
             if let Ok(mut events) = client.events().await {
@@ -213,7 +212,7 @@ impl Link {
                     let now = self.parts.index.time(Instant::now());
                     let applied = self.parts.index.write().apply(member.id, &batch, now);
                     match applied {
-                        Applied::Applied | Applied::Duplicate => pause = PAUSE_MIN,
+                        Applied::Applied | Applied::Duplicate => pause.succeeded(),
                         Applied::Fenced => return Ended::Restarted,
                         Applied::Gap => {
                             gap = true;
@@ -226,8 +225,7 @@ impl Link {
             if !gap {
                 asks.probe.notify_one();
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            sleep(pause.failed()).await;
         }
     }
 
@@ -270,11 +268,6 @@ impl From<CallError> for Ended {
     fn from(failed: CallError) -> Self {
         Self::Failed(failed.error)
     }
-}
-
-/// Between half of a pause and the whole of it, so that many links do not come back at once.
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + random_unit() / 2.0)
 }
 
 /// A random number in [0, 1); without a random source every link waits alike, which is only less smooth.
