@@ -14,5 +14,6 @@ mod store;
 
 pub(crate) use cluster::{Cluster, DEVICE};
 pub(crate) use fleet::Fleet;
+pub(crate) use objects::merge_patch;
 pub(crate) use sketch::Sketch;
 pub(crate) use store::{Fault, MockApi};

@@ -1,6 +1,7 @@
 //! The schema as a whole: limits, descriptions, size, and the file in `crds/`.
 
 use super::*;
+use crate::testing::merge_patch;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -157,26 +158,11 @@ fn cases() -> Vec<Case> {
 /// The pool of a case, as it reaches admission.
 pub(crate) fn case_pool(name: &str, patch: &Value) -> Value {
     let mut spec = json!({ "model": { "source": { "file": { "path": "/models/a.gguf" } } } });
-    merge(&mut spec, patch);
+    if !patch.is_null() {
+        merge_patch(&mut spec, patch);
+    }
     json!({ "apiVersion": "kvasir.dev/v1alpha1", "kind": "ServingPool", "metadata": { "name": name, "namespace": "n", "uid": "u" },
         "spec": spec })
-}
-
-/// A JSON merge patch.
-fn merge(base: &mut Value, patch: &Value) {
-    let (Some(members), Some(patch)) = (base.as_object_mut(), patch.as_object()) else {
-        if !patch.is_null() {
-            *base = patch.clone();
-        }
-        return;
-    };
-    for (name, value) in patch {
-        if value.is_null() {
-            members.remove(name);
-        } else {
-            merge(members.entry(name.clone()).or_insert_with(|| json!({})), value);
-        }
-    }
 }
 
 /// Every pool that a rule refuses, with the rule's message.

@@ -48,7 +48,7 @@ fn without_nulls(value: &Value) -> Value {
 }
 
 /// A JSON merge patch (RFC 7386): lists are replaced.
-pub(super) fn merge_patch(base: &mut Value, patch: &Value) {
+pub(crate) fn merge_patch(base: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *base = patch.clone();
         return;
