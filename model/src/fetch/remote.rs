@@ -5,7 +5,7 @@
 //!
 //! Blocking: a model is fetched by the thread that waits for it. Each read has a bound, so a server that falls silent is an error and not a wait.
 
-use super::{FetchError, Progress, Scheme, Wanted, locked};
+use super::{FetchError, Progress, Scheme, Wanted, at, locked};
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -300,11 +300,6 @@ fn shown(url: &str) -> &str {
 
 fn length(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.len())
-}
-
-fn at(path: &Path) -> impl Fn(io::Error) -> FetchError {
-    let path = path.to_owned();
-    move |source| FetchError::Io { path: path.clone(), source }
 }
 
 #[cfg(test)]

