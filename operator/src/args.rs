@@ -4,14 +4,22 @@ use crate::api::PullPolicy;
 use crate::lead::LeadSettings;
 use crate::validate::Settings;
 use clap::{Parser, ValueEnum};
-use kvasir_telemetry::{LogFormat, TraceConfig};
+use kvasir_process::TelemetryArgs;
+use kvasir_telemetry::TraceConfig;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Look after ServingPools: turn them into workers, routers and what these need, and say what is true of them.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "kvasir-operator", version, after_help = "Every flag can also be set by its environment variable.")]
+#[command(
+    name = "kvasir-operator",
+    version,
+    after_help = "Every flag can also be set by its environment variable.",
+    mut_arg("otlp", |arg| arg.help("OTLP/gRPC endpoint for traces of passes, such as `http://localhost:4317`; no traces if absent")),
+    mut_arg("trace_sampling", |arg| arg.help("Share of traces that are kept, 0 to 1")),
+    mut_arg("log", |arg| arg.help("What to log, for example `info,kvasir_operator=debug`"))
+)]
 pub struct Args {
     /// Unique name of this process in the lease, in events and in traces: the pod's. Made up if absent.
     #[arg(long, env = "POD_NAME", value_name = "NAME", hide_env_values = true)]
@@ -108,27 +116,6 @@ pub struct LeadArgs {
     pub retry_seconds: u64,
 }
 
-/// Logs and traces.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Telemetry")]
-pub struct TelemetryArgs {
-    /// OTLP/gRPC endpoint for traces of passes, such as `http://localhost:4317`; no traces if absent.
-    #[arg(long, env = "KVASIR_OTLP", value_name = "URL")]
-    pub otlp: Option<String>,
-
-    /// Share of traces that are kept, 0 to 1.
-    #[arg(long, env = "KVASIR_TRACE_SAMPLING", default_value_t = 1.0, value_name = "SHARE", value_parser = parse_share)]
-    pub trace_sampling: f64,
-
-    /// What to log, for example `info,kvasir_operator=debug`.
-    #[arg(long, env = "KVASIR_LOG", default_value = "info", value_name = "FILTER")]
-    pub log: String,
-
-    /// Form of log lines.
-    #[arg(long, env = "KVASIR_LOG_FORMAT", default_value = "text")]
-    pub log_format: Format,
-}
-
 /// When images are pulled.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 #[value(rename_all = "PascalCase")]
@@ -150,15 +137,6 @@ pub enum Whether {
     On,
     /// It is not.
     Off,
-}
-
-/// Forms of log lines.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// Why flags cannot be used together.
@@ -236,21 +214,7 @@ impl Args {
 
     /// Where spans go.
     pub fn trace_config(&self, instance: &str) -> TraceConfig {
-        TraceConfig {
-            service: "kvasir-operator",
-            instance: instance.to_owned(),
-            otlp: self.telemetry.otlp.clone(),
-            sampling: self.telemetry.trace_sampling,
-        }
-    }
-}
-
-impl From<Format> for LogFormat {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Text => Self::Text,
-            Format::Json => Self::Json,
-        }
+        self.telemetry.trace_config("kvasir-operator", instance)
     }
 }
 
@@ -258,13 +222,6 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err(format!("`{text}` is no label; write NAME=VALUE")),
-    }
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share is a number from 0 to 1".to_owned()),
     }
 }
 

@@ -5,10 +5,11 @@ use crate::kubernetes::{ObjectName, ObjectNameError};
 use crate::secrets::SecretFiles;
 use crate::settings::RouterSettings;
 use crate::start::{SecretSource, StartSettings, WorkerSource};
-use clap::{ArgGroup, Parser, ValueEnum};
+use clap::{ArgGroup, Parser};
 use kvasir_door::{DoorSettings, Isolation, ServerSettings};
+use kvasir_process::TelemetryArgs;
 use kvasir_proto::auth::{Access, BearerSecret, Credentials, SecretError};
-use kvasir_telemetry::{LogFormat, TraceConfig, Tracer};
+use kvasir_telemetry::{TraceConfig, Tracer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -180,36 +181,6 @@ pub struct LimitArgs {
     pub ready_workers: u32,
 }
 
-/// Logs and traces.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Telemetry")]
-pub struct TelemetryArgs {
-    /// OTLP/gRPC endpoint for traces, such as `http://localhost:4317`; no traces if absent.
-    #[arg(long, env = "KVASIR_OTLP", value_name = "URL")]
-    pub otlp: Option<String>,
-
-    /// Share of traces that begin here and are kept, 0 to 1; a caller's decision is followed.
-    #[arg(long, env = "KVASIR_TRACE_SAMPLING", default_value_t = 1.0, value_name = "SHARE", value_parser = parse_share)]
-    pub trace_sampling: f64,
-
-    /// What to log, for example `info,kvasir=debug`.
-    #[arg(long, env = "KVASIR_LOG", default_value = "info", value_name = "FILTER")]
-    pub log: String,
-
-    /// Form of log lines.
-    #[arg(long, env = "KVASIR_LOG_FORMAT", default_value = "text")]
-    pub log_format: Format,
-}
-
-/// Forms of log lines.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
 /// Why flags cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
@@ -252,12 +223,7 @@ impl Args {
 
     /// Where spans go.
     pub fn trace_config(&self) -> TraceConfig {
-        TraceConfig {
-            service: "kvasir-router",
-            instance: self.name.clone(),
-            otlp: self.telemetry.otlp.clone(),
-            sampling: self.telemetry.trace_sampling,
-        }
+        self.telemetry.trace_config("kvasir-router", &self.name)
     }
 }
 
@@ -284,15 +250,6 @@ impl TrustArgs {
     }
 }
 
-impl From<Format> for LogFormat {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Text => Self::Text,
-            Format::Json => Self::Json,
-        }
-    }
-}
-
 fn parse_endpoint(text: &str) -> Result<Endpoint, EndpointError> {
     Endpoint::parse(text)
 }
@@ -307,13 +264,6 @@ fn parse_object(text: &str) -> Result<ObjectName, ObjectNameError> {
 
 fn parse_port(text: &str) -> Result<PortChoice, PortChoiceError> {
     PortChoice::parse(text)
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share is a number from 0 to 1".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use crate::service::ServiceLimits;
 use crate::start::{KvSize, WorkerSettings};
 use clap::{Parser, ValueEnum};
 use kvasir_core::{CacheMode, WorkerUid};
+use kvasir_process::TelemetryArgs;
 use kvasir_proto::Role;
 use kvasir_proto::auth::{Access, BearerSecret, SecretError};
-use kvasir_telemetry::{LogFormat, TraceConfig};
+use kvasir_telemetry::TraceConfig;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -173,27 +174,6 @@ pub struct EngineArgs {
     pub stall_seconds: u64,
 }
 
-/// Logs and traces.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Telemetry")]
-pub struct TelemetryArgs {
-    /// OTLP/gRPC endpoint for traces, such as `http://localhost:4317`; no traces if absent.
-    #[arg(long, env = "KVASIR_OTLP", value_name = "URL")]
-    pub otlp: Option<String>,
-
-    /// Share of traces that begin here and are kept, 0 to 1; a caller's decision is followed.
-    #[arg(long, env = "KVASIR_TRACE_SAMPLING", default_value_t = 1.0, value_name = "SHARE", value_parser = parse_share)]
-    pub trace_sampling: f64,
-
-    /// What to log, for example `info,kvasir=debug`.
-    #[arg(long, env = "KVASIR_LOG", default_value = "info", value_name = "FILTER")]
-    pub log: String,
-
-    /// Form of log lines.
-    #[arg(long, env = "KVASIR_LOG_FORMAT", default_value = "text")]
-    pub log_format: Format,
-}
-
 /// What a worker is for.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WorkerRole {
@@ -212,15 +192,6 @@ pub enum PrefixCache {
     On,
     /// Never.
     Off,
-}
-
-/// Forms of log lines.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 // === impl Args ===
@@ -275,23 +246,7 @@ impl Args {
 
     /// Where spans go.
     pub fn trace_config(&self) -> TraceConfig {
-        TraceConfig {
-            service: "kvasir-worker",
-            instance: self.uid().to_owned(),
-            otlp: self.telemetry.otlp.clone(),
-            sampling: self.telemetry.trace_sampling,
-        }
-    }
-}
-
-// === impl Format ===
-
-impl From<Format> for LogFormat {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Text => Self::Text,
-            Format::Json => Self::Json,
-        }
+        self.telemetry.trace_config("kvasir-worker", self.uid())
     }
 }
 
@@ -310,12 +265,6 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: u64 = number.parse().map_err(|_| "expected a whole number with an optional unit, such as 4GiB".to_owned())?;
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(|| format!("{text} is out of range"))
-}
-
-/// Reads a share.
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share: f64 = text.parse().map_err(|_| "expected a number from 0 to 1".to_owned())?;
-    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("{share} is not from 0 to 1")) }
 }
 
 #[cfg(test)]

@@ -5,53 +5,26 @@ use kvasir_core::PoolSecret;
 use kvasir_door::{Door, DoorSettings, Isolation, ServerSettings, TenantTable, Tenants};
 use kvasir_kernels::Pool;
 use kvasir_model::{DigestCache, Progress, Wanted};
-use kvasir_telemetry::{DoorMetrics, Registry, Tracer, init_log};
+use kvasir_process::{EXIT_SIGNALLED, Failure, Signals};
+use kvasir_telemetry::{DoorMetrics, Registry, Tracer};
 use kvasir_worker::args::{Args, ModelArgs};
 use kvasir_worker::service::{EngineServe, Readiness, Telemetry, WorkerService, http_router};
 use kvasir_worker::start::{LoadedModel, WorkerRuntime};
-use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 // The door and the service allocate much and small.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of a process that SIGTERM ended.
-const EXIT_SIGNALLED: u8 = 143;
-
-/// SIGTERM and Ctrl-C, which mean the same.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
 fn main() -> ExitCode {
     let args = Args::parse();
-    let ended = init_log(&args.telemetry.log, args.telemetry.log_format.into())
-        .map_err(Failure::from)
-        .and_then(|()| Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?))
-        .and_then(|runtime| {
-            let ended = runtime.block_on(run(&args));
-            // A model that is still being loaded must not hold up the exit.
-            runtime.shutdown_background();
-            ended
-        });
-    match ended {
-        Ok(code) => code,
-        Err(error) => {
-            tracing::error!(%error, "the worker cannot go on");
-            ExitCode::FAILURE
-        }
-    }
+    kvasir_process::run("worker", &args.telemetry, None, run(&args))
 }
 
 async fn run(args: &Args) -> Result<ExitCode, Failure> {
@@ -176,19 +149,4 @@ async fn listen(
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()).into())
-}
-
-// === impl Signals ===
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
