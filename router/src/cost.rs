@@ -46,7 +46,7 @@ pub struct Seen<'a> {
     pub load: &'a WorkerLoad,
     /// Seconds since it was measured.
     pub age_s: f64,
-    /// The router's own requests there when the report came.
+    /// The router's own requests there when it was measured.
     pub own_then: OwnLoad,
     /// The router's own requests there now.
     pub own_now: OwnLoad,

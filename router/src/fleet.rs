@@ -334,7 +334,7 @@ impl Owner {
             Report::Load(load, measured) => {
                 let same_life = worker.view.described.as_ref().is_some_and(|described| described.incarnation == load.incarnation);
                 if same_life {
-                    worker.view.load = Some(Reported { load, measured, own: worker.view.live.gauge.own_load() });
+                    worker.view.load = Some(Reported { load, measured, own: worker.view.live.gauge.own_load_at(measured) });
                 }
             }
             Report::Described { life, models, client } => {

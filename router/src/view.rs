@@ -71,7 +71,7 @@ pub struct Reported {
     pub load: WorkerLoad,
     /// When the worker measured it.
     pub measured: Instant,
-    /// The router's own requests there when it arrived.
+    /// The router's own requests there at that moment.
     pub own: OwnLoad,
 }
 

@@ -36,7 +36,7 @@ mod thread;
 pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use constraint::{Constraint, ConstraintFactory};
 pub use cost::CostCurve;
-pub use handle::EngineHandle;
+pub use handle::{EngineHandle, MeasuredLoad};
 pub use settings::{EngineParts, EngineSettings, QueueLimits, StepLimits};
 pub use stats::{EngineStats, Inspection, OutputStats, PromptStats, RequestStats, StepStats};
 pub use stream::ChunkReceiver;
@@ -329,7 +329,7 @@ impl Engine {
             acceptance: Vec::new(),
             draining,
         };
-        self.shared.load.send_replace(load);
+        self.shared.load.send_replace(MeasuredLoad { load, at: now });
     }
 
     /// Puts every request into the state of its own rows.

@@ -38,7 +38,7 @@ fn args(context: usize, kv_mib: u64, state: &Path) -> LocalArgs {
 /// Tokens that the only worker's pool holds.
 fn pool_tokens(fleet: &Fleet) -> u32 {
     let load = fleet.workers()[0].service().engine().load();
-    let tier = load.borrow().tiers[0];
+    let tier = load.borrow().load.tiers[0];
     (tier.free + tier.cached + tier.held) * BLOCK
 }
 
@@ -165,7 +165,7 @@ fn r76_a_burst_gets_answers_or_typed_refusals_and_leaves_nothing_behind() {
                 replies = &mut replies => break replies,
                 changed = load.changed() => {
                     changed.unwrap();
-                    deepest = deepest.max(load.borrow().waiting);
+                    deepest = deepest.max(load.borrow().load.waiting);
                 }
             }
         };

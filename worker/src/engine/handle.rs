@@ -38,12 +38,21 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) constraints: Option<Arc<dyn ConstraintFactory>>,
     pub(super) identities: Mutex<Vec<ModelIdentity>>,
-    pub(super) load: watch::Sender<WorkerLoad>,
+    pub(super) load: watch::Sender<MeasuredLoad>,
     pub(super) stats: Mutex<EngineStats>,
     pub(super) draining: AtomicBool,
     /// The engine has ended, or its device is gone.
     pub(super) down: AtomicBool,
     next_job: AtomicU64,
+}
+
+/// A load, and when it was measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MeasuredLoad {
+    /// The figures.
+    pub load: WorkerLoad,
+    /// When, on the engine's clock.
+    pub at: Duration,
 }
 
 /// What waits for its first step.
@@ -82,8 +91,13 @@ impl EngineHandle {
     }
 
     /// The worker's load, replaced after steps.
-    pub fn load(&self) -> watch::Receiver<WorkerLoad> {
+    pub fn load(&self) -> watch::Receiver<MeasuredLoad> {
         self.0.load.subscribe()
+    }
+
+    /// The clock of [`MeasuredLoad::at`].
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.0.clock)
     }
 
     /// Counters as of the last step.
@@ -243,7 +257,7 @@ impl EngineHandle {
             return Ok(ticket);
         }
         drop(ticket);
-        let rate = f64::from(self.0.load.borrow().prefill_tokens_per_second).max(1.0);
+        let rate = f64::from(self.0.load.borrow().load.prefill_tokens_per_second).max(1.0);
         let after = Duration::from_secs_f64((waiting as f64 / rate).min(3600.0)).clamp(RETRY_AFTER.0, RETRY_AFTER.1);
         let message = format!(
             "{queued} choices with {waiting} prompt tokens are waiting, at most {} and {} may; retry later",
@@ -257,6 +271,7 @@ impl EngineHandle {
 
 impl Shared {
     pub(super) fn new(settings: EngineSettings, spec: BackendSpec, clock: Arc<dyn Clock>, load: WorkerLoad) -> Self {
+        let load = MeasuredLoad { load, at: clock.now() };
         Self {
             identities: Mutex::new(settings.identities.clone()),
             settings,

@@ -1,14 +1,17 @@
 //! The load stream: on change at most every 100 ms, without change at least every second.
 //!
 //! The engine publishes a report after steps and, while it idles, a few times a second; so a report whose age grows means an engine that
-//! hangs, and readers see that.
+//! hangs, and readers see that. The age counts from the moment at which the engine measured, so that readers can tell what they themselves had
+//! running then.
 
 use super::WorkerService;
+use crate::engine::{Clock, MeasuredLoad};
 use futures::Stream;
 use futures::stream;
 use kvasir_core::WorkerLoad;
 use kvasir_proto::convert::load_to_wire;
 use kvasir_proto::worker as wire;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -21,9 +24,9 @@ const EVERY_MAX: Duration = Duration::from_secs(1);
 
 /// State of one subscriber.
 struct Reports {
-    watched: watch::Receiver<WorkerLoad>,
-    /// When the newest report was seen.
-    measured_at: Instant,
+    watched: watch::Receiver<MeasuredLoad>,
+    /// That of the watched moments.
+    clock: Arc<dyn Clock>,
     last: Option<(Instant, WorkerLoad)>,
 }
 
@@ -32,7 +35,7 @@ struct Reports {
 impl WorkerService {
     /// Reports for one subscriber, for ever.
     pub(super) fn load_reports(&self) -> impl Stream<Item = wire::LoadResponse> + Send + 'static {
-        let reports = Reports { watched: self.0.engine.load(), measured_at: Instant::now(), last: None };
+        let reports = Reports { watched: self.0.engine.load(), clock: self.0.engine.clock(), last: None };
         stream::unfold(reports, |mut reports| async move {
             let report = reports.next().await?;
             Some((report, reports))
@@ -48,10 +51,9 @@ impl Reports {
             sleep_until(sent_at + EVERY_MIN).await;
             loop {
                 if self.watched.has_changed().ok()? {
-                    self.measured_at = Instant::now();
-                    let load = self.watched.borrow_and_update().clone();
-                    if differs(&load, &sent) {
-                        return Some(self.report(load));
+                    let measured = self.watched.borrow_and_update().clone();
+                    if differs(&measured.load, &sent) {
+                        return Some(self.report(measured));
                     }
                 }
                 if let Ok(changed) = timeout_at(sent_at + EVERY_MAX, self.watched.changed()).await {
@@ -62,14 +64,13 @@ impl Reports {
                 }
             }
         }
-        let load = self.watched.borrow_and_update().clone();
-        Some(self.report(load))
+        let measured = self.watched.borrow_and_update().clone();
+        Some(self.report(measured))
     }
 
-    fn report(&mut self, load: WorkerLoad) -> wire::LoadResponse {
-        let now = Instant::now();
-        let wire = load_to_wire(&load, now.saturating_duration_since(self.measured_at));
-        self.last = Some((now, load));
+    fn report(&mut self, measured: MeasuredLoad) -> wire::LoadResponse {
+        let wire = load_to_wire(&measured.load, self.clock.now().saturating_sub(measured.at));
+        self.last = Some((Instant::now(), measured.load));
         wire
     }
 }
@@ -86,8 +87,17 @@ mod tests {
     use super::*;
     use kvasir_core::Incarnation;
 
-    fn load(seq: u64, running: u32) -> WorkerLoad {
-        WorkerLoad {
+    /// Time that stands still with the runtime's.
+    struct Paused(Instant);
+
+    impl Clock for Paused {
+        fn now(&self) -> Duration {
+            self.0.elapsed()
+        }
+    }
+
+    fn load(clock: &Paused, seq: u64, running: u32) -> MeasuredLoad {
+        let load = WorkerLoad {
             incarnation: Incarnation([1; 8]),
             seq,
             running,
@@ -99,21 +109,24 @@ mod tests {
             cost: Vec::new(),
             acceptance: Vec::new(),
             draining: false,
-        }
+        };
+        MeasuredLoad { load, at: clock.now() }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_is_told_after_100_ms_and_silence_after_a_second() {
-        let sender = watch::Sender::new(load(0, 0));
         let started = Instant::now();
-        let mut reports = Reports { watched: sender.subscribe(), measured_at: started, last: None };
+        let clock = Arc::new(Paused(started));
+        let sender = watch::Sender::new(load(&clock, 0, 0));
+        let mut reports = Reports { watched: sender.subscribe(), clock: clock.clone(), last: None };
         assert_eq!(reports.next().await.unwrap().seq, 0);
         assert_eq!(started.elapsed(), Duration::ZERO);
 
-        sender.send_replace(load(1, 5));
-        sender.send_replace(load(2, 6));
-        assert_eq!(reports.next().await.unwrap().running, 6);
-        assert_eq!(started.elapsed(), EVERY_MIN);
+        sender.send_replace(load(&clock, 1, 5));
+        sender.send_replace(load(&clock, 2, 6));
+        let report = reports.next().await.unwrap();
+        assert_eq!((report.running, started.elapsed()), (6, EVERY_MIN));
+        assert_eq!(report.age_us, 100_000, "it counts from the measurement and not from the look at it");
 
         // The same figures under a new number are no change.
         let next = tokio::spawn(async move {
@@ -121,7 +134,7 @@ mod tests {
             (report, reports)
         });
         tokio::time::sleep(Duration::from_millis(300)).await;
-        sender.send_replace(load(3, 6));
+        sender.send_replace(load(&clock, 3, 6));
         let (report, mut reports) = next.await.unwrap();
         assert_eq!(report.seq, 3);
         assert_eq!(started.elapsed(), EVERY_MIN + EVERY_MAX);

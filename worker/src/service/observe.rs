@@ -158,7 +158,8 @@ const fn seconds_key(state: State) -> &'static str {
 /// Brings gauges and engine totals up to date; called when metrics are read.
 pub(super) fn refresh(metrics: &WorkerMetrics, engine: &EngineHandle) {
     let watched = engine.load();
-    let load = watched.borrow();
+    let measured = watched.borrow();
+    let load = &measured.load;
     let device = load.tier(Tier::Device).copied();
     metrics.levels(&WorkerLevels {
         free: device.map_or(0, |tier| tier.free.into()),
@@ -168,7 +169,7 @@ pub(super) fn refresh(metrics: &WorkerMetrics, engine: &EngineHandle) {
         running: load.running.into(),
         waiting: load.waiting.into(),
     });
-    drop(load);
+    drop(measured);
     let stats = engine.stats();
     let causes =
         [RemovalCause::Capacity, RemovalCause::Expired, RemovalCause::Flushed, RemovalCause::Rotated, RemovalCause::Corrupt];

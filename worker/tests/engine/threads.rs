@@ -70,7 +70,7 @@ async fn a_thousand_random_disconnects_leave_nothing_and_change_no_neighbour() {
     }
     // A drain is answered after everything that came before it, and when nothing is left.
     bounded(handle.drain()).await.unwrap();
-    let load = handle.load().borrow().clone();
+    let load = handle.load().borrow().load.clone();
     assert_eq!((load.running, load.waiting, load.tiers[0].held), (0, 0, 0));
     let stats = handle.stats();
     assert_eq!((stats.requests.cancelled + stats.requests.finished, stats.reconcile_violations), (1100, 0));
@@ -91,7 +91,7 @@ async fn a_drain_refuses_new_work_and_lets_the_old_finish() {
         async move { handle.drain().await }
     });
     let mut load = handle.load();
-    bounded(load.wait_for(|load| load.draining)).await.unwrap();
+    bounded(load.wait_for(|measured| measured.load.draining)).await.unwrap();
     let error = handle.submit(request("t", &prompt(1, 9), 2)).map(|_| ()).unwrap_err();
     assert!(error.reason == Reason::Draining && error.retryable());
     let mut last = None;

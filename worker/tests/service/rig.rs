@@ -221,9 +221,9 @@ impl Rig {
     }
 
     /// Waits until the engine's load is as wanted.
-    pub async fn load_is(&self, what: &str, wanted: impl FnMut(&WorkerLoad) -> bool) {
+    pub async fn load_is(&self, what: &str, mut wanted: impl FnMut(&WorkerLoad) -> bool) {
         let mut load = self.runtime().service().engine().load();
-        let seen = tokio::time::timeout(SOON, load.wait_for(wanted)).await;
+        let seen = tokio::time::timeout(SOON, load.wait_for(|measured| wanted(&measured.load))).await;
         assert!(seen.is_ok(), "the load was never: {what}");
     }
 
@@ -231,7 +231,7 @@ impl Rig {
     pub async fn at_rest(&self) {
         soon("requests in flight", self.runtime().service().idle()).await;
         // The second report from now on is made after the last end was counted: an older one may show a rest that was before the work.
-        let seen = self.runtime().service().engine().load().borrow().seq;
+        let seen = self.runtime().service().engine().load().borrow().load.seq;
         self.load_is("at rest", |load| load.seq >= seen + 2 && load.running == 0 && load.waiting == 0 && load.tiers[0].held == 0)
             .await;
     }

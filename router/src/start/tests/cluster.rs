@@ -162,9 +162,8 @@ async fn a_router_is_ready_when_every_endpoint_of_the_first_list_was_probed_what
     generate(&mut client).await;
     mocks[1].set_refusal(None);
     until_view(&router, |view| view.pool(&mocks[1].identity()).len() == 2).await;
-    assert!(
-        until_get(&router, "/metrics", |_, _| true).await.contains("kvasir_router_discovery_endpoints{component=\"router\"} 4\n")
-    );
+    let (_, metrics) = get(&router, "/metrics").await;
+    assert!(metrics.contains("kvasir_router_discovery_endpoints{component=\"router\"} 4\n"), "{metrics}");
     router.shutdown().await;
 }
 
