@@ -75,10 +75,13 @@ def test_models_and_tokenize():
 
 
 def test_chat_repeats_and_hits():
-    first, _ = collect(inference.Chat(chat(temperature=0, max_tokens=16)))
-    second, finished = collect(inference.Chat(chat(temperature=0, max_tokens=16)))
-    check(first == second and first[0], f"{first} != {second}")
-    check(finished.usage.cached_tokens > 0 and sum(hit.tokens for hit in finished.report.hits) == finished.usage.cached_tokens, f"{finished}")
+    # The router may spread over its two workers; of three equal prompts one has to come to a worker for the second time.
+    answers = [collect(inference.Chat(chat(temperature=0, max_tokens=16))) for _ in range(3)]
+    first = answers[0][0]
+    check(first[0] and all(text == first for text, _ in answers), f"{answers}")
+    check(any(finished.usage.cached_tokens > 0 for _, finished in answers), f"{answers}")
+    for _, finished in answers:
+        check(sum(hit.tokens for hit in finished.report.hits) == finished.usage.cached_tokens, f"{finished}")
 
 
 def test_choices():
