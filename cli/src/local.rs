@@ -8,26 +8,25 @@
 use crate::args::LocalArgs;
 use crate::model::{ModelError, obtain};
 use kvasir_core::{Error, PoolSecret};
-use kvasir_door::{Door, DoorSettings, Isolation, Serve as _, ServerSettings, TenantFileError, TenantTable, Tenants};
+use kvasir_door::{DoorSettings, Isolation, Serve as _, ServerSettings};
 use kvasir_kernels::Pool;
 use kvasir_model::DigestCache;
+use kvasir_process::Signals;
 use kvasir_proto::auth::{Access, BearerSecret, Credentials, SecretError};
-use kvasir_router::discover::{Endpoint, EndpointError, Fixed};
-use kvasir_router::fleet::{Fleet as RouterFleet, FleetTask};
+use kvasir_router::discover::{Endpoint, EndpointError};
 use kvasir_router::view::Readiness;
-use kvasir_router::{RouterServe, RouterSettings, View};
-use kvasir_telemetry::{DoorMetrics, Registry, RouterMetrics, TraceConfig, TraceError, Tracer};
+use kvasir_router::{
+    RouterRuntime, RouterServe, RouterSettings, SecretFiles, SecretSource, StartError, StartSettings, View, WorkerSource,
+};
+use kvasir_telemetry::{Registry, TraceConfig, TraceError, Tracer};
 use kvasir_worker::service::Telemetry;
-use kvasir_worker::start::{KvSize, LoadedModel, StartError, WorkerRuntime, WorkerSettings};
+use kvasir_worker::start::{self as worker, KvSize, LoadedModel, WorkerRuntime, WorkerSettings};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
-use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the router to know all workers.
 const READY_MAX: Duration = Duration::from_mins(1);
@@ -44,21 +43,16 @@ pub enum LocalError {
     Model(#[from] ModelError),
     /// A worker did not start.
     #[error(transparent)]
-    Worker(#[from] StartError),
+    Worker(#[from] worker::StartError),
+    /// The router did not start (its tenants file is wrong, a port is taken), or a port of it closed.
+    #[error(transparent)]
+    Router(#[from] StartError),
     /// A worker's address is unusable.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
     /// A secret is unusable.
     #[error(transparent)]
     Secret(#[from] SecretError),
-    /// The tenants file is wrong.
-    #[error("{path}: {source}")]
-    Tenants {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: TenantFileError,
-    },
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     File {
@@ -70,14 +64,9 @@ pub enum LocalError {
     /// The stored pool secret is too short to be one.
     #[error("{0} holds no pool secret of at least 16 bytes; delete it to make a new one (cached prefixes are lost)")]
     ShortSecret(PathBuf),
-    /// A port is taken.
-    #[error("cannot listen on {address}: {source}; choose another with --http or --grpc")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    /// Signals cannot be listened for.
+    #[error("signals cannot be received: {0}")]
+    Signals(io::Error),
     /// Tracing is misconfigured.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -91,21 +80,18 @@ pub enum LocalError {
 
 /// A running fleet.
 pub struct Fleet {
-    http: SocketAddr,
-    grpc: SocketAddr,
     model: String,
     threads: usize,
     workers: Vec<WorkerRuntime>,
-    router: RouterServe,
-    router_task: FleetTask,
-    doors: Vec<JoinHandle<io::Result<()>>>,
-    closing: CancellationToken,
+    router: RouterRuntime,
     tracers: Vec<Tracer>,
 }
 
 /// Runs a fleet in the foreground until Ctrl-C.
 pub async fn run(args: &LocalArgs, cache: &Path, state: &Path) -> Result<(), LocalError> {
-    let fleet = Fleet::start(args, cache, state).await?;
+    // Until here a signal ends the process at once, which is right: nothing has begun that could be finished.
+    let mut fleet = Fleet::start(args, cache, state).await?;
+    let mut signals = Signals::new().map_err(LocalError::Signals)?;
     let http = fleet.http();
     println!("kvasir serves `{}` with {} worker(s), {} threads", fleet.model(), args.workers, fleet.threads());
     println!("  OpenAI HTTP  http://{http}/v1    (ready: http://{http}/readyz, metrics: http://{http}/metrics)");
@@ -116,29 +102,16 @@ pub async fn run(args: &LocalArgs, cache: &Path, state: &Path) -> Result<(), Loc
         fleet.model()
     );
     println!("  kvasir chat --url http://{http}\n\nCtrl-C ends it.");
-    interrupted().await;
+    tokio::select! {
+        () = signals.next() => {}
+        error = fleet.router.failed() => return Err(error.into()),
+    }
     println!("\nfinishing what has begun (at most {} s; Ctrl-C again ends at once) ...", GRACE.as_secs());
     tokio::select! {
         () = fleet.stop() => {}
-        () = interrupted() => {}
+        () = signals.next() => {}
     }
     Ok(())
-}
-
-/// Ctrl-C or SIGTERM.
-async fn interrupted() {
-    let terminated = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => {
-                signal.recv().await;
-            }
-            Err(_) => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = terminated => {}
-    }
 }
 
 // === impl LocalArgs ===
@@ -178,7 +151,9 @@ impl Fleet {
     /// another folder.
     pub async fn start(args: &LocalArgs, cache: &Path, state: &Path) -> Result<Self, LocalError> {
         let secret = pool_secret(args.state.as_deref().unwrap_or(state))?;
-        let tenants = tenants(args, secret)?;
+        let secrets = SecretFiles { pool_secrets: vec![secret], tenants: args.tenants.clone(), isolation: Isolation::PerTenant };
+        // A wrong tenants file is told of before a model is fetched and loaded.
+        secrets.read().map_err(StartError::from)?;
         let model = load(args, cache).await?;
         let threads = model.1;
         let access = BearerSecret::new(&random_hex()?)?;
@@ -198,36 +173,22 @@ impl Fleet {
             registries.push(registry);
             tracers.push(tracer);
         }
-        let router_registry = Registry::with_component("router");
         let tracer = args.tracer("kvasir-router", "router")?;
-        let (router, router_task) = start_router(&workers, &access, &router_registry, &tracer)?;
-        registries.insert(0, router_registry.clone());
         tracers.push(tracer.clone());
-        let door = Door::new(
-            Arc::new(router.clone()),
-            tenants,
-            DoorSettings::default(),
-            DoorMetrics::new(&router_registry),
-            registries,
-            tracer,
-        );
-        let closing = CancellationToken::new();
-        let (http, http_task) = listen(args.http, door.http_router(), closing.clone()).await?;
-        let (grpc, grpc_task) = listen(args.grpc, door.grpc_router(), closing.clone()).await?;
-        let doors = vec![http_task, grpc_task];
-        let fleet = Self { http, grpc, model: args.name(), threads, workers, router, router_task, doors, closing, tracers };
+        let router = RouterRuntime::start(router_settings(args, &workers, &access, secrets, registries, tracer)?).await?;
+        let fleet = Self { model: args.name(), threads, workers, router, tracers };
         fleet.wait_until_ready().await?;
         Ok(fleet)
     }
 
     /// Where the OpenAI door listens.
     pub fn http(&self) -> SocketAddr {
-        self.http
+        self.router.http
     }
 
     /// Where the gRPC door listens.
     pub fn grpc(&self) -> SocketAddr {
-        self.grpc
+        self.router.grpc
     }
 
     /// Name of the served model.
@@ -247,7 +208,7 @@ impl Fleet {
 
     /// The router.
     pub fn router(&self) -> &RouterServe {
-        &self.router
+        self.router.serve()
     }
 
     /// Sends all buffered spans.
@@ -257,13 +218,7 @@ impl Fleet {
 
     /// Ends the fleet; running streams get a grace period.
     pub async fn stop(self) {
-        self.closing.cancel();
-        for door in self.doors {
-            if let Ok(Err(error)) = door.await {
-                tracing::warn!(%error, "a door ended badly");
-            }
-        }
-        drop(self.router_task);
+        self.router.shutdown().await;
         for worker in self.workers {
             if let Err(error) = worker.shutdown(Some(GRACE)).await {
                 tracing::warn!(%error, "a worker ended badly");
@@ -280,10 +235,10 @@ impl Fleet {
 
     async fn wait_until_ready(&self) -> Result<(), LocalError> {
         let wanted = self.workers.len();
-        let ready = self.router.fleet().until(|view| ready_workers(view) >= wanted);
+        let ready = self.router().fleet().until(|view| ready_workers(view) >= wanted);
         if tokio::time::timeout(READY_MAX, ready).await.is_err() {
-            let missing = self.router.ready().err().unwrap_or_else(|| {
-                let message = format!("{} of {wanted} workers are ready", ready_workers(&self.router.fleet().view()));
+            let missing = self.router().ready().err().unwrap_or_else(|| {
+                let message = format!("{} of {wanted} workers are ready", ready_workers(&self.router().fleet().view()));
                 Error::new(kvasir_core::Reason::NotReady, message)
             });
             return Err(LocalError::NotReady(READY_MAX, missing));
@@ -297,18 +252,34 @@ fn ready_workers(view: &View) -> usize {
     view.workers().iter().filter(|worker| worker.readiness == Readiness::Ready).count()
 }
 
-fn start_router(
+/// The router of these workers: they are listed, and the tenants file is followed.
+fn router_settings(
+    args: &LocalArgs,
     workers: &[WorkerRuntime],
     access: &BearerSecret,
-    registry: &Registry,
-    tracer: &Tracer,
-) -> Result<(RouterServe, FleetTask), LocalError> {
+    secrets: SecretFiles,
+    registries: Vec<Registry>,
+    tracer: Tracer,
+) -> Result<StartSettings, LocalError> {
     let endpoints = workers.iter().map(|worker| Endpoint::parse(&worker.address().to_string())).collect::<Result<Vec<_>, _>>()?;
-    let credentials = Some(Credentials::new(access)?);
-    let settings = RouterSettings { credentials: credentials.clone(), ready_workers_min: 1, ..RouterSettings::default() };
-    let metrics = RouterMetrics::new(registry);
-    let (fleet, task) = RouterFleet::start(Box::new(Fixed::new(endpoints)), settings.index_bytes, credentials, metrics.clone());
-    Ok((RouterServe::new(fleet, settings, metrics, tracer.clone()), task))
+    Ok(StartSettings {
+        router: RouterSettings {
+            credentials: Some(Credentials::new(access)?),
+            ready_workers_min: 1,
+            ..RouterSettings::default()
+        },
+        door: DoorSettings::default(),
+        server: ServerSettings { grace: GRACE, ..ServerSettings::default() },
+        workers: WorkerSource::Listed(endpoints),
+        http: args.http,
+        grpc: Some(args.grpc),
+        admin: None,
+        metrics: None,
+        secrets: SecretSource::Files(secrets),
+        tracer,
+        registries,
+        settle: Duration::ZERO,
+    })
 }
 
 async fn load(args: &LocalArgs, cache: &Path) -> Result<(LoadedModel, usize), LocalError> {
@@ -326,16 +297,8 @@ async fn load(args: &LocalArgs, cache: &Path) -> Result<(LoadedModel, usize), Lo
     }
 }
 
-fn tenants(args: &LocalArgs, secret: PoolSecret) -> Result<Tenants, LocalError> {
-    let Some(path) = &args.tenants else { return Ok(Tenants::new(TenantTable::open(secret))) };
-    let text = fs::read_to_string(path).map_err(|source| LocalError::File { path: path.clone(), source })?;
-    let table = TenantTable::parse(&text, &secret, &Isolation::PerTenant)
-        .map_err(|source| LocalError::Tenants { path: path.clone(), source })?;
-    Ok(Tenants::new(table))
-}
-
-/// The secret of the state folder, made on first use with mode 0600.
-fn pool_secret(state: &Path) -> Result<PoolSecret, LocalError> {
+/// The file of the state folder with the pool secret, made on first use with mode 0600.
+fn pool_secret(state: &Path) -> Result<PathBuf, LocalError> {
     let path = state.join("pool-secret");
     let explain = |source| LocalError::File { path: path.clone(), source };
     fs::create_dir_all(state).map_err(explain)?;
@@ -354,23 +317,14 @@ fn pool_secret(state: &Path) -> Result<PoolSecret, LocalError> {
         }
         Err(error) => return Err(explain(error)),
     };
-    PoolSecret::new(&bytes).ok_or(LocalError::ShortSecret(path))
+    if PoolSecret::new(bytes.trim_ascii_end()).is_none() {
+        return Err(LocalError::ShortSecret(path));
+    }
+    Ok(path)
 }
 
 fn random_hex() -> Result<String, LocalError> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(LocalError::Random)?;
     Ok(hex::encode(bytes))
-}
-
-async fn listen(
-    address: SocketAddr,
-    router: axum::Router,
-    closing: CancellationToken,
-) -> Result<(SocketAddr, JoinHandle<io::Result<()>>), LocalError> {
-    let explain = |source| LocalError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(explain)?;
-    let bound = listener.local_addr().map_err(explain)?;
-    let settings = ServerSettings { grace: GRACE, ..ServerSettings::default() };
-    Ok((bound, tokio::spawn(kvasir_door::serve(listener, router, settings, async move { closing.cancelled().await }))))
 }

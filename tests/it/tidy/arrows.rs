@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("worker", &["core", "proto", "telemetry", "process", "kernels", "model", "door"]),
     ("router", &["core", "proto", "telemetry", "process", "model", "door"]),
     ("operator", &["core", "proto", "telemetry", "process"]),
-    ("cli", &["core", "proto", "telemetry", "kernels", "model", "door", "worker", "router", "operator"]),
+    ("cli", &["core", "proto", "telemetry", "process", "kernels", "model", "door", "worker", "router", "operator"]),
     ("cluster", &[]),
     ("tests", &["core", "proto", "telemetry", "kernels", "model", "door", "worker", "router", "operator", "cli", "cluster"]),
     ("xtask", &[]),
