@@ -1,14 +1,20 @@
 //! Serves a router on a listener: HTTP/1.1 and HTTP/2 (also without TLS), with a graceful end.
 //!
-//! Owns connections and their limits. Refuses to know routes. Flow of the end: stop accepting, tell each connection to finish what it has begun,
-//! wait for [`ServerSettings::grace`], tell each request that is left that its time is over ([`Ending`], so that a stream ends with an error
-//! and not just so), wait for [`LAST_WORDS`], then close what is left, which cancels its work.
+//! Owns connections and their limits. Refuses to know routes. Flow of the end: for [`ServerSettings::settle`] accept and answer as ever, but ask clients
+//! to come back on another connection; stop accepting; let each connection finish what it has begun (see [`Parting`]), wait for
+//! [`ServerSettings::grace`], tell each request that is left that its time is over ([`Ending`], so that a stream ends with an error and not just so),
+//! wait for [`LAST_WORDS`], then close what is left, which cancels its work.
+//!
+//! A client that keeps its connection may send a request in the moment in which its server closes it, and cannot tell whether it was read. So no HTTP/1
+//! connection is closed behind a client that was not told: each answer of the end says `connection: close`.
+
+mod parting;
 
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use parting::Parting;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -29,8 +35,23 @@ pub struct ServerSettings {
     pub streams_max: u32,
     /// Interval of HTTP/2 pings; a peer that does not answer within the same time is gone.
     pub ping_interval: Duration,
+    /// Time at the beginning of the end in which new connections are still taken, so that load balancers notice.
+    pub settle: Duration,
+    /// Time that a client which keeps its connection gets at the end for a request that was on its way.
+    pub linger: Duration,
     /// Longest time that running requests get at the end.
     pub grace: Duration,
+}
+
+/// How far the end has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It has not begun.
+    Serves,
+    /// New connections are taken; each answer on an old one is its last.
+    Settles,
+    /// Connections end.
+    Parts,
 }
 
 /// Tells a request that its server has no time left; travels with each request as an extension.
@@ -52,18 +73,22 @@ pub async fn serve(
 ) -> io::Result<()> {
     let builder = Arc::new(settings.builder());
     let places = Arc::new(Semaphore::new(settings.connections_max));
-    let graceful = GracefulShutdown::new();
+    let (stage, stages) = watch::channel(Stage::Serves);
     let (over, ending) = watch::channel(false);
     let router = router.layer(Extension(Ending(ending)));
     let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
+    let mut closing = pin!(async {
+        shutdown.await;
+        stage.send_replace(Stage::Settles);
+        tokio::time::sleep(settings.settle).await;
+    });
     loop {
         let accept = async {
             let place = places.clone().acquire_owned().await;
             (listener.accept().await, place)
         };
         let (accepted, place) = tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut closing => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             accepted = accept => accepted,
         };
@@ -78,28 +103,42 @@ pub async fn serve(
         };
         // Tokens are small and late ones are useless: nothing is held back to fill packets.
         let _slower_without = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let parting = Parting::new(stages.clone(), settings.linger);
+        let (answering, routes) = (parting.clone(), router.clone());
+        let service =
+            TowerToHyperService::new(tower::service_fn(move |request| answering.clone().answer(routes.clone(), request)));
         let builder = builder.clone();
-        let watcher = graceful.watcher();
         connections.spawn(async move {
-            let connection = builder.serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = watcher.watch(connection).await {
+            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = parting.due() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
             drop(place);
         });
     }
     drop(listener);
-    let mut finished = pin!(graceful.shutdown());
-    if tokio::time::timeout(settings.grace, &mut finished).await.is_err() {
+    stage.send_replace(Stage::Parts);
+    if tokio::time::timeout(settings.grace, all(&mut connections)).await.is_err() {
         tracing::warn!(connections = connections.len(), "the grace period is over; running requests are ended with an error");
         over.send_replace(true);
-        if tokio::time::timeout(LAST_WORDS, finished).await.is_err() {
+        if tokio::time::timeout(LAST_WORDS, all(&mut connections)).await.is_err() {
             tracing::warn!("connections are closed although they have running requests");
         }
     }
     connections.shutdown().await;
     Ok(())
+}
+
+/// Waits until every connection has ended.
+async fn all(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
 }
 
 fn is_of_peer(error: &io::Error) -> bool {
@@ -127,6 +166,8 @@ impl Default for ServerSettings {
             header_wait: Duration::from_secs(30),
             streams_max: 1024,
             ping_interval: Duration::from_secs(20),
+            settle: Duration::ZERO,
+            linger: Duration::from_secs(1),
             grace: Duration::from_secs(30),
         }
     }

@@ -310,10 +310,13 @@ impl Running {
     }
 
     pub(crate) async fn with_grace(router: axum::Router, grace: Duration) -> Self {
+        Self::with(router, crate::ServerSettings { grace, ..crate::ServerSettings::default() }).await
+    }
+
+    pub(crate) async fn with(router: axum::Router, settings: crate::ServerSettings) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let settings = crate::ServerSettings { grace, ..crate::ServerSettings::default() };
         let server = tokio::spawn(crate::serve(listener, router, settings, async {
             let _either = stopped.await;
         }));

@@ -134,7 +134,8 @@ impl Admission {
         }
     }
 
-    /// Refuses everyone from now on, also those that wait; running requests go on.
+    /// Lets nobody wait from now on: who waits is refused, and so is who would have to. Running requests go on, and what there is room for still runs:
+    /// its client could not know yet that it should go elsewhere.
     pub fn close(&self) {
         let waiters = {
             let mut state = self.0.lock();
@@ -175,11 +176,11 @@ impl Shared {
 
     fn enter_now(self: &Arc<Self>, ticket: &Ticket) -> Result<Entered, Error> {
         let mut state = self.lock();
-        if state.closed {
-            return Err(stopping());
-        }
         if state.queue.is_empty() && state.fits(&self.settings, ticket.tokens) {
             return Ok(Entered::Running(self.admit(&mut state, ticket.tokens)));
+        }
+        if state.closed {
+            return Err(stopping());
         }
         let full =
             state.queue.len() >= self.settings.queue_max || state.queue_tokens + ticket.tokens > self.settings.queue_tokens_max;

@@ -2,8 +2,9 @@
 //!
 //! Owns the order of start and end, and the tasks beside the servers. Refuses to read flags.
 //!
-//! Order of an end: `/readyz` says draining → [`StartSettings::settle`] passes, so that load balancers notice → waiting requests are handed back →
-//! running ones finish, at most for the server's grace → ports close.
+//! Order of an end: `/readyz` says draining, and each answer asks its client to come back on another connection → [`StartSettings::settle`] passes, so
+//! that load balancers notice → waiting requests are handed back, and so is what would have to wait → running ones finish, at most for the server's
+//! grace → ports close.
 
 use crate::admin::Admin;
 use crate::discover::{Discover, Endpoint, Fixed, PortChoice, Slices};
@@ -164,7 +165,7 @@ impl RouterRuntime {
         let door = Door::new(Arc::new(serve.clone()), secrets.tenants().clone(), door, door_metrics, registries.clone(), tracer);
 
         let (stop, _) = watch::channel(false);
-        let mut servers = Servers { tasks: JoinSet::new(), stop: &stop, settings: server };
+        let mut servers = Servers { tasks: JoinSet::new(), stop: &stop, settings: ServerSettings { settle, ..server } };
         let http_routes = if grpc.is_some() { door.http_router() } else { door.router() };
         let http = servers.open("http", http, http_routes).await?;
         let grpc = match grpc {
@@ -216,9 +217,9 @@ impl RouterRuntime {
     /// Ends in the order that the module tells.
     pub async fn shutdown(mut self) {
         self.serve.begin_drain();
+        self.stop.send_replace(true);
         tokio::time::sleep(self.settle).await;
         self.serve.admission().close();
-        self.stop.send_replace(true);
         while let Some(ended) = self.servers.join_next().await {
             if let Err(error) = ended {
                 tracing::warn!(%error, "a server did not end cleanly");

@@ -81,6 +81,7 @@ async fn closing_refuses_those_that_wait_and_lets_the_running_finish() {
     assert_eq!(gate.enter(&small, None).await.unwrap_err().reason, Reason::Draining);
     drop(running);
     assert_eq!((gate.running(), gate.waiting()), (0, 0));
+    assert!(gate.enter(&small, None).await.is_ok(), "what there is room for is on its way already");
 }
 
 proptest! {

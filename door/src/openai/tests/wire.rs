@@ -1,5 +1,6 @@
 //! The HTTP door over a real socket: disconnects and the graceful end.
 
+use crate::ServerSettings;
 use crate::testing::{MODEL, Rig, Running, Step, finished, get, rig};
 use kvasir_core::{Chunk, FinishReason, Tokens};
 use serde_json::json;
@@ -76,6 +77,40 @@ async fn the_graceful_end_lets_streams_finish() {
     .expect("new connections are refused");
     go.send(true).unwrap();
     read_until(&mut socket, "[DONE]").await;
+    server.ended().await;
+}
+
+/// A client that keeps its connection is asked to leave it with its next answer, and not cut off between two requests: not while load balancers
+/// are told, and not right after a stream that outlived that time.
+#[tokio::test]
+async fn at_the_end_no_connection_is_closed_behind_a_client_that_was_not_told() {
+    let (go, wait) = watch::channel(false);
+    let script = move |request: &kvasir_core::Request| {
+        Ok(vec![hello(), Step::Until(wait.clone()), hello(), Step::Send(finished(request, FinishReason::Stop, 2))])
+    };
+    let rig = rig(script);
+    let settings = ServerSettings { linger: Duration::from_mins(1), ..ServerSettings::default() };
+    let mut server = Running::with(rig.door.router(), settings).await;
+    let [mut idle, mut streams] =
+        [TcpStream::connect(server.address).await.unwrap(), TcpStream::connect(server.address).await.unwrap()];
+    let health = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+    idle.write_all(health.as_bytes()).await.unwrap();
+    let before = read_until(&mut idle, "\r\n\r\n").await;
+    assert!(!before.to_ascii_lowercase().contains("connection: close"), "{before}");
+    streams.write_all(request(true).as_bytes()).await.unwrap();
+    read_until(&mut streams, "hello").await;
+    server.stop();
+    while TcpStream::connect(server.address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    idle.write_all(health.as_bytes()).await.unwrap();
+    let told = read_until(&mut idle, "\r\n\r\n").await.to_ascii_lowercase();
+    assert!(told.contains(" 200 ") && told.contains("connection: close"), "{told}");
+    go.send(true).unwrap();
+    read_until(&mut streams, "[DONE]").await;
+    streams.write_all(request(true).as_bytes()).await.unwrap();
+    let told = read_until(&mut streams, "[DONE]").await.to_ascii_lowercase();
+    assert!(told.contains(" 200 ") && told.contains("connection: close"), "{told}");
     server.ended().await;
 }
 
