@@ -433,7 +433,15 @@ impl State {
         let keeps = |(key, object): &(&Key, &Value)| {
             key.0 == *plural && (namespace.is_empty() || key.1 == *namespace) && selected(object, &ask.query)
         };
-        let items: Vec<&Value> = self.objects.iter().filter(keeps).map(|(_, object)| object).collect();
+        // As with a real server, items of its own kinds do not say what they are; those of a custom resource do.
+        let untyped = |object: &Value| {
+            let mut object = object.clone();
+            if let Some(members) = object.as_object_mut().filter(|_| plural != "servingpools") {
+                members.retain(|name, _| name != "apiVersion" && name != "kind");
+            }
+            object
+        };
+        let items: Vec<Value> = self.objects.iter().filter(keeps).map(|(_, object)| untyped(object)).collect();
         json!({"kind": "List", "apiVersion": ask.group_version, "metadata": {"resourceVersion": self.version.to_string()}, "items": items})
     }
 

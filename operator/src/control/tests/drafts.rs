@@ -74,10 +74,13 @@ async fn a_pool_of_the_real_blueprint_serves_rests_and_rolls() {
     run.until("handed over", |run| tenants(run) != before).await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     run.until("as expected", |run| run.condition("p", ConditionType::Degraded).0 == "False").await;
-    // Another process has another seed.
+    // Another process has another seed, and finds everything as it should be.
+    run.until_settled("p").await;
+    let writes = run.cluster.api.writes().len();
     run.with(builder(), build::kinds(false)).await;
     sleep(Duration::from_secs(30)).await;
     assert_eq!(run.cluster.api.get("secrets", NS, "p-bearer").unwrap(), bearer);
+    assert_eq!(run.cluster.api.writes()[writes..], []);
     run.until_settled("p").await;
     let (writes, calls) = (run.cluster.api.writes().len(), run.cluster.api.calls().len());
     sleep(Duration::from_mins(1)).await;
