@@ -38,6 +38,16 @@ impl Cluster {
 
     /// A volume on one real node whose bytes lie in `folder` of this machine; a claim with `storageClassName: class` binds to it.
     pub async fn local_volume(&self, name: &str, node: usize, class: &str, size: &str, folder: &Path) -> Result<(), Error> {
+        self.volume(name, &[Node::name(node)], class, size, folder).await
+    }
+
+    /// The same on every real node: they share this machine's disk.
+    pub async fn shared_volume(&self, name: &str, class: &str, size: &str, folder: &Path) -> Result<(), Error> {
+        let nodes: Vec<String> = (0..self.layers.node_count()).map(Node::name).collect();
+        self.volume(name, &nodes, class, size, folder).await
+    }
+
+    async fn volume(&self, name: &str, nodes: &[String], class: &str, size: &str, folder: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let volume: PersistentVolume = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -48,7 +58,7 @@ impl Cluster {
                 "storageClassName": class,
                 "local": {"path": folder},
                 "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [Node::name(node)]},
+                    {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes},
                 ]}]}},
             },
         }))

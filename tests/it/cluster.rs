@@ -8,6 +8,8 @@ mod fleet;
 mod harness;
 mod helm;
 mod played;
+mod rollouts;
 mod serving;
 pub(crate) mod support;
+mod traffic;
 mod worker;

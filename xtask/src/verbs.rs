@@ -194,10 +194,14 @@ fn bench_candle(json: Option<&str>) -> Outcome {
         .env("RUSTFLAGS", "-C target-cpu=native"))
 }
 
-/// `cargo xtask soak`: the gate's fuzz and simulation with `factor` times the operations.
+/// `cargo xtask soak`: the gate's fuzz, simulation and changes under load, with `factor` times the operations, and as many changes.
 pub fn soak(factor: u32) -> Outcome {
     let times = |base: u64| (base * u64::from(factor)).to_string();
-    run(cargo(&["test", "--profile", "ci", "--workspace"])
+    run(cargo(&["test", "--profile", "ci", "--workspace", "--", "--skip", CLUSTER_TESTS])
         .env("KVASIR_FUZZ_OPERATIONS", times(1_000_000))
-        .env("KVASIR_INTERLEAVINGS", times(3_000)))
+        .env("KVASIR_INTERLEAVINGS", times(3_000)))?;
+    let mut tools = Tools::default();
+    optional("Kubernetes", harness("kubernetes"), &mut tools.cluster)?;
+    optional("Helm", harness("helm"), &mut tools.helm)?;
+    run(tools.named(&mut cluster_tests("cluster::rollouts")).env("KVASIR_ROLLOUTS", times(1)))
 }

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// From `kubectl apply` to the first answer, images and model present.
 const FIRST_ANSWER_MAX: Duration = Duration::from_secs(90);
-const OPERATOR: &str = "kvasir.test/kvasir-operator:1";
-const SYSTEM: &str = "kvasir-system";
-const KEY: &str = "sk-of-the-harbour-0123456789";
+pub const OPERATOR: &str = "kvasir.test/kvasir-operator:1";
+pub const SYSTEM: &str = "kvasir-system";
+pub const KEY: &str = "sk-of-the-harbour-0123456789";
 
 /// Values for images that lie on the node and nowhere else.
-fn install(cluster: &Cluster, otlp: &str, tenant_namespace: &str) {
+pub fn install(cluster: &Cluster, otlp: &str, tenant_namespace: &str) {
     let values = json!({
         "images": {
             "registry": "kvasir.test", "pullPolicy": "Never",
@@ -35,7 +35,7 @@ fn install(cluster: &Cluster, otlp: &str, tenant_namespace: &str) {
     Cluster::output(&mut helm).unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn secret(namespace: &str) -> Value {
+pub fn secret(namespace: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "harbour", "namespace": namespace}, "stringData": {"value": KEY}})
 }
 

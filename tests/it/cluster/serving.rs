@@ -25,7 +25,8 @@ pub struct Pool<'a> {
     pub key: &'a str,
 }
 
-fn system_prompt() -> String {
+/// What every question begins with.
+pub fn system_prompt() -> String {
     let rule = "The harbour office answers in one or two plain sentences, names the berth and the hour, and never promises what the \
                 tide tables do not say.";
     (1..=16).map(|number| format!("Rule {number}. {rule}")).collect::<Vec<_>>().join("\n")

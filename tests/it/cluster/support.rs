@@ -170,10 +170,14 @@ pub fn step(what: &str, began: Instant) {
 /// Builds images of the workspace's programs, the command-line client always among them, and imports them on every node.
 pub async fn load_images(cluster: &Cluster, references: &[&str]) {
     for reference in references.iter().chain(&[CLI]) {
-        let program = reference.trim_start_matches("kvasir.test/").trim_end_matches(":1");
-        let image = Image::scratch(reference).program(&format!("/usr/bin/{program}"), &built(program)).unwrap();
-        cluster.load_image(&image).await.unwrap();
+        load_program(cluster, reference, reference.trim_start_matches("kvasir.test/").trim_end_matches(":1")).await;
     }
+}
+
+/// The same of one program, under any name.
+pub async fn load_program(cluster: &Cluster, reference: &str, program: &str) {
+    let image = Image::scratch(reference).program(&format!("/usr/bin/{program}"), &built(program)).unwrap();
+    cluster.load_image(&image).await.unwrap();
 }
 
 /// A volume on the first node that holds SmolLM2, fetched once into the user's cache; gives the file's path on the volume.
@@ -184,10 +188,36 @@ pub async fn model_volume(cluster: &Cluster) -> String {
     name.to_str().unwrap().to_owned()
 }
 
+/// A volume that every node sees, with SmolLM2 under each of `names`.
+pub async fn shared_models(cluster: &Cluster, names: &[&str]) {
+    let file = kvasir_model::fetch(MODEL, &model_cache(), &mut |_| {}).unwrap();
+    let folder = cluster.folder().join(MODELS);
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in names {
+        std::fs::copy(&file, folder.join(name)).unwrap();
+    }
+    cluster.shared_volume(MODELS, MODELS, "1Gi", &folder).await.unwrap();
+}
+
+/// A number that the soak passes to test binaries, which have no arguments of their own.
+#[expect(clippy::disallowed_methods, reason = "the soak says so in the environment")]
+pub fn from_environment(name: &str, gate: u64) -> u64 {
+    std::env::var(name).ok().map_or(gate, |text| text.parse().unwrap())
+}
+
 /// A claim on the volume with models.
 pub fn claim(namespace: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": MODELS, "namespace": namespace},
         "spec": {"storageClassName": MODELS, "accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Mi"}}},
     })
+}
+
+/// Processes of a pod on this machine that run `program`, by the pod's cgroup.
+pub fn processes_of(uid: &str, program: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name.parse::<u32>().is_ok());
+    // A process that ends meanwhile is none.
+    let read = |pid: &str, file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    pids.filter(|pid| read(pid, "comm").trim() == program && read(pid, "cgroup").contains(uid)).collect()
 }
