@@ -23,7 +23,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 /// Shortest and longest time until a watch that failed begins anew.
@@ -45,6 +45,8 @@ pub(super) struct Caches {
     pub(super) config_maps: Store<PartialObjectMeta<ConfigMap>>,
     kinds: Vec<Kind>,
     named: [(&'static str, Complaint); 2],
+    /// How many lists have been completed, of whatever kind.
+    lists: watch::Sender<u64>,
 }
 
 /// One kind of object that pools turn into.
@@ -62,6 +64,7 @@ struct Complaint(Arc<Mutex<Option<String>>>);
 struct Watch<'a> {
     watches: &'a mut JoinSet<()>,
     trigger: &'a Trigger,
+    lists: &'a watch::Sender<u64>,
 }
 
 // === impl Trigger ===
@@ -89,7 +92,8 @@ impl Caches {
         trigger: &Trigger,
     ) -> (Self, JoinSet<()>) {
         let mut watches = JoinSet::new();
-        let mut watch = Watch { watches: &mut watches, trigger };
+        let lists = watch::Sender::new(0);
+        let mut watch = Watch { watches: &mut watches, trigger, lists: &lists };
         let namespace = settings.namespace.as_deref();
         let (pools, writer) = reflector::store();
         let events = watcher(scoped::<ServingPool>(client, namespace), watcher::Config::default());
@@ -121,23 +125,24 @@ impl Caches {
             Kind { resource: resource.clone(), store, complaint }
         });
         let kinds = kinds.collect();
-        (Self { pools, pods, secrets, config_maps, kinds, named: [("Secret", of_secrets), ("ConfigMap", of_maps)] }, watches)
+        let named = [("Secret", of_secrets), ("ConfigMap", of_maps)];
+        (Self { pools, pods, secrets, config_maps, kinds, named, lists }, watches)
     }
 
     /// Returns when pools and pods are known.
     pub(super) async fn essential(&self) {
-        // The writers live as long as the watches do.
-        let _pools = self.pools.wait_until_ready().await;
-        let _pods = self.pods.wait_until_ready().await;
+        self.listed(Self::is_essential_ready).await;
     }
 
     /// Returns when everything is known.
     pub(super) async fn complete(&self) {
-        let _secrets = self.secrets.wait_until_ready().await;
-        let _maps = self.config_maps.wait_until_ready().await;
-        for kind in &self.kinds {
-            let _kind = kind.store.wait_until_ready().await;
-        }
+        self.listed(|caches| caches.missing().is_empty()).await;
+    }
+
+    /// Waits until so much is known. Nobody waits at a store itself: it wakes only the last one that asked, and probes ask as well.
+    async fn listed(&self, known: impl Fn(&Self) -> bool) {
+        // The sender lives in self, so waiting ends only with the condition.
+        let _lives = self.lists.subscribe().wait_for(|_| known(self)).await.is_ok();
     }
 
     /// Whether pools and pods are known.
@@ -209,7 +214,7 @@ impl Watch<'_> {
         K::DynamicType: Eq + Hash + Clone + Send + Sync,
         N: FnMut(&K) -> Vec<ObjectRef<ServingPool>> + Send + 'static,
     {
-        self.watches.spawn(follow(events, writer, complaint, self.trigger.clone(), notify));
+        self.watches.spawn(follow(events, writer, complaint, self.trigger.clone(), self.lists.clone(), notify));
     }
 }
 
@@ -218,6 +223,7 @@ async fn follow<K, N>(
     mut writer: reflector::store::Writer<K>,
     complaint: Complaint,
     trigger: Trigger,
+    lists: watch::Sender<u64>,
     mut notify: N,
 ) where
     K: Resource + Clone + Debug + Send + Sync + 'static,
@@ -253,6 +259,7 @@ async fn follow<K, N>(
             }
             watcher::Event::InitDone => {
                 complaint.set(None);
+                lists.send_modify(|count| *count += 1);
                 listed.sort_by_key(ToString::to_string);
                 listed.dedup();
                 std::mem::take(&mut listed)

@@ -194,7 +194,19 @@ fn start_with(
         },
     });
     let stop = CancellationToken::new();
+    probe(controller.readiness());
     (stop.clone(), tokio::spawn(controller.run(stop)), registry)
+}
+
+/// Probes come from the first moment on. They must not take the news of a complete list away from the controller, which waits for the same lists.
+fn probe(readiness: Readiness) {
+    tokio::spawn(async move {
+        // Bounded, because paused time does not go on while somebody is busy.
+        for _ in 0..1_000 {
+            let _answer = readiness.is_ready();
+            tokio::task::yield_now().await;
+        }
+    });
 }
 
 #[tokio::test(start_paused = true)]
