@@ -26,6 +26,9 @@ pub trait Admin: Send + Sync {
     /// Tells a worker to take no new work and to hand back what is left after `deadline`; can be repeated.
     async fn drain(&self, worker: &str, secret: &BearerSecret, deadline: Duration) -> Result<Drained, AdminError>;
 
+    /// How much of its model a worker that starts has fetched, in percent; `None` if it is not fetching.
+    async fn fetched(&self, worker: &str) -> Result<Option<u32>, AdminError>;
+
     /// What a worker serves.
     async fn describe(&self, worker: &str, secret: &BearerSecret) -> Result<Described, AdminError>;
 }

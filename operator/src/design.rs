@@ -82,6 +82,8 @@ pub struct Template {
     pub body: Value,
     /// Port of the worker's gRPC service.
     pub port: u16,
+    /// Port of /metrics and /readyz.
+    pub metrics_port: u16,
     /// Devices that one pod needs, for counting free ones: extended resource or device class.
     pub accelerator: Accelerator,
 }
@@ -226,6 +228,7 @@ mod tests {
             body: json!({"metadata": {"namespace": "ns"}, "spec": {"containers": [
                 {"name": "sidecar", "image": "s"}, {"name": "worker", "image": image, "args": [argument]}]}}),
             port: 7401,
+            metrics_port: 7402,
             accelerator: Accelerator::InRequests,
         }
     }

@@ -4,8 +4,10 @@
 //! Pure: time is handed in. Refuses to decide what follows. Called by the controller.
 
 pub mod devices;
+mod ended;
 mod routers;
 
+pub use ended::Ended;
 pub use routers::{Answer, Routable, RouterPod, RouterWorld, router_pods};
 
 use crate::clock::Clock;
@@ -56,6 +58,8 @@ pub struct SeenPod {
     pub restarts: i32,
     /// What it was made from, as text.
     pub template: Option<String>,
+    /// Why its container's last life ended, if it ended badly.
+    pub ended: Option<Ended>,
 }
 
 /// What makes a pod of a role routable.
@@ -99,9 +103,10 @@ pub fn see(pod: &KubePod, taker: Taker<'_>, ours: &BTreeSet<String>, clock: &Clo
         _ => None,
     };
     let age = pod.creation_timestamp().map_or(Duration::ZERO, |created| clock.since(created.0));
+    let ended = container.and_then(Ended::of);
     let seen = Pod { name: pod.name_any(), index, revision: Revision { shape, image }, health, draining, in_flight, age };
     let (restarts, template) = (container.map_or(0, |it| it.restart_count), annotations.get(TEMPLATE).cloned());
-    Some(SeenPod { pod: seen, uid, ip, ready, gate, routable, runs, restarts, template })
+    Some(SeenPod { pod: seen, uid, ip, ready, gate, routable, runs, restarts, template, ended })
 }
 
 #[derive(Clone, Copy)]
@@ -142,7 +147,10 @@ fn health(pod: &KubePod, look: Look<'_>) -> Health {
     if let Some(reason) = state.waiting.and_then(|waiting| waiting.reason)
         && BROKEN_REASONS.contains(&&*reason)
     {
-        return Health::Broken(reason);
+        return Health::Broken(match Ended::of(container) {
+            Some(ended) => format!("{reason}: {}", ended.why),
+            None => reason,
+        });
     }
     if state.running.is_none() || container.started != Some(true) {
         return Health::Starting;

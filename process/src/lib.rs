@@ -12,11 +12,40 @@ pub use signals::{EXIT_SIGNALLED, Signals};
 
 use kvasir_telemetry::init_log;
 use std::error::Error;
+use std::fmt;
 use std::process::ExitCode;
 use tokio::runtime::Builder;
 
 /// Why a process cannot go on.
 pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// A failure whose log line says what it is about, for whoever reads why a process ended and has to tell one cause from another.
+#[derive(Debug)]
+pub struct About {
+    what: &'static str,
+    source: Failure,
+}
+
+// === impl About ===
+
+impl About {
+    /// A failure about `what`, one lower-case word.
+    pub fn new(what: &'static str, source: impl Into<Failure>) -> Self {
+        Self { what, source: source.into() }
+    }
+}
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl Error for About {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.source()
+    }
+}
 
 /// Runs `work` to its end on a runtime of `threads` threads (one a core if absent). A failure is logged as that of `what`.
 ///
@@ -37,7 +66,8 @@ where
         ended
     };
     start().unwrap_or_else(|error| {
-        tracing::error!(%error, "the {what} cannot go on");
+        let about = error.downcast_ref::<About>().map(|about| about.what);
+        tracing::error!(about, %error, "the {what} cannot go on");
         ExitCode::FAILURE
     })
 }

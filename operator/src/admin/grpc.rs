@@ -99,7 +99,7 @@ impl Admin for GrpcAdmin {
     }
 
     async fn metrics(&self, address: &str) -> Result<String, AdminError> {
-        super::scrape::scrape(address).await
+        super::scrape::metrics(address).await
     }
 
     async fn drain(&self, address: &str, secret: &BearerSecret, deadline: Duration) -> Result<Drained, AdminError> {
@@ -107,6 +107,10 @@ impl Admin for GrpcAdmin {
         let request = worker::DrainRequest { deadline_ms: Some(u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX)) };
         let drained = answer(address, "Drain", client.drain(request).await)?;
         Ok(Drained { in_flight: drained.in_flight })
+    }
+
+    async fn fetched(&self, address: &str) -> Result<Option<u32>, AdminError> {
+        super::scrape::fetched(address).await
     }
 
     async fn describe(&self, address: &str, secret: &BearerSecret) -> Result<Described, AdminError> {

@@ -86,6 +86,8 @@ pub(super) fn container(name: &str, image: &str, images: &Images, mounted: &[Mou
         name: name.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some(pull_policy(images.pull_policy).to_owned()),
+        // What a container says last is why it ended; the pool's status tells it.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(mounted.iter().map(|it| it.mount.clone()).collect()),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),

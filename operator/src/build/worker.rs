@@ -73,6 +73,7 @@ pub(super) fn template(frame: &Frame<'_>, role: Role<'_>) -> Result<Template, Ve
         labels: frame.names.selector(component),
         body: serde_json::to_value(template).map_err(|error| vec![super::frame::unserialisable(&error)])?,
         port: WORKER_PORT,
+        metrics_port: WORKER_METRICS_PORT,
         accelerator: devices::accelerator(frame.pool, per_pod),
     })
 }

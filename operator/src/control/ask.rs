@@ -89,6 +89,17 @@ pub(super) async fn describe(context: &Context, design: &Design, seen: &[&SeenPo
     stream::iter(calls).buffered(CALLS_MAX).filter_map(std::future::ready).collect().await
 }
 
+/// How much of its model each of `seen` has fetched, in percent; of those that say so the least.
+pub(super) async fn fetched(context: &Context, design: &Design, seen: &[&SeenPod]) -> Option<u32> {
+    let ask = |pod: &&SeenPod| {
+        let worker = pod.ip.as_deref().map(|ip| address(ip, design.workers.metrics_port));
+        async move { context.admin.fetched(&worker?).await.ok()? }
+    };
+    let calls: Vec<_> = seen.iter().map(ask).collect();
+    let told: Vec<u32> = stream::iter(calls).buffered(CALLS_MAX).filter_map(std::future::ready).collect().await;
+    told.into_iter().min()
+}
+
 /// Host and port; addresses of IPv6 stand in brackets.
 pub(super) fn address(ip: &str, port: u16) -> String {
     if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }

@@ -31,6 +31,8 @@ pub(super) struct Look {
     pub(super) world: RouterWorld,
     /// Whether pods were read from the API server in this pass.
     pub(super) fresh: bool,
+    /// Progress of the slowest fetch, 0 to 100; absent when nothing is being fetched.
+    pub(super) fetched: Option<u32>,
 }
 
 // === impl Pass ===
@@ -63,6 +65,7 @@ impl Pass<'_> {
             routers,
             world,
             fresh,
+            fetched: None,
         };
         for seen in look.workers.iter_mut().filter(|seen| seen.pod.health == Health::Routable) {
             seen.pod.in_flight = look.world.in_flight(&seen.pod.name, seen.ip.as_deref());
@@ -77,6 +80,9 @@ impl Pass<'_> {
                 }
             }
             self.describe(design, &look).await;
+            let starts = |seen: &&SeenPod| seen.runs && seen.pod.health == Health::Starting;
+            let starting: Vec<&SeenPod> = look.workers.iter().chain(&look.drafts).filter(starts).collect();
+            look.fetched = ask::fetched(self.context, design, &starting).await;
         }
         Some(look)
     }
@@ -158,7 +164,14 @@ impl Pass<'_> {
             }
         }
         told.sort_unstable();
-        ModelFacts { digest: told.first().map(|(_, digest)| (*digest).to_owned()), ..design.model.clone() }
+        let fails = look.workers.iter().filter(|seen| !seen.ready && look.fetched.is_none());
+        let trouble = fails.filter_map(|seen| Some((&seen.pod.name, seen.ended.as_ref().filter(|ended| ended.about_model)?)));
+        ModelFacts {
+            digest: told.first().map(|(_, digest)| (*digest).to_owned()),
+            trouble: trouble.map(|(pod, ended)| format!("pod {pod}: {}", ended.why)).next(),
+            fetched_percent: look.fetched,
+            ..design.model.clone()
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A small cluster on the mock API server: what Kubernetes does with the objects of a pool.
 //!
-//! An image with `crash` in its name ends again and again, one with `missing` cannot be pulled.
+//! An image with `crash` in its name ends again and again (with `model` too because of its model), one with `missing` cannot be pulled, one with
+//! `fetches` does not start while workers say that they fetch their model.
 
 use super::fleet::Life;
 use super::{Fleet, MockApi};
@@ -198,7 +199,11 @@ impl Machinery {
             () if image.contains("crash") && run.ticks > 2 => Some("CrashLoopBackOff"),
             () => None,
         };
-        let started = run.ticks > START_TICKS && waiting.is_none();
+        let fetches = image.contains("fetches") && self.fleet.fetches();
+        let started = run.ticks > START_TICKS && waiting.is_none() && !fetches;
+        let line = json!({"fields": {"error": "nobody has it", "about": if image.contains("model") { "model" } else { "else" }}});
+        let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": format!("{line}\n")}});
+        let last = if waiting == Some("CrashLoopBackOff") { ended } else { Value::Null };
         if worker {
             self.advance(&run, &name, &uid, started, false);
         }
@@ -219,7 +224,7 @@ impl Machinery {
             let state = waiting.map_or_else(|| json!({"running": {}}), |reason| json!({"waiting": {"reason": reason}}));
             let container = text(pod, "/spec/containers/0/name");
             pod["status"] = json!({"phase": "Running", "podIP": run.ip, "conditions": conditions, "containerStatuses": [{"name": container,
-                "image": image, "imageID": "", "ready": started, "started": started, "restartCount": run.restarts, "state": state}]});
+                "image": image, "imageID": "", "ready": started, "started": started, "restartCount": run.restarts, "state": state, "lastState": last}]});
         });
     }
 

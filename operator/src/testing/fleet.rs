@@ -28,6 +28,8 @@ struct State {
     registers_after: u32,
     silent_routers: bool,
     metrics: String,
+    /// What workers that start say of their model.
+    fetched: Option<u32>,
     /// Requests that were open when their worker was taken away.
     cut: u32,
     drains: u32,
@@ -65,6 +67,15 @@ impl Fleet {
     /// What routers count.
     pub(crate) fn set_metrics(&self, text: String) {
         self.state().metrics = text;
+    }
+
+    /// How much of their model workers that start have fetched.
+    pub(crate) fn set_fetched(&self, percent: Option<u32>) {
+        self.state().fetched = percent;
+    }
+
+    pub(crate) fn fetches(&self) -> bool {
+        self.state().fetched.is_some()
     }
 
     /// Requests that were cut so far.
@@ -163,6 +174,10 @@ impl Admin for Fleet {
         let in_flight = life.in_flight;
         state.drains += 1;
         Ok(Drained { in_flight })
+    }
+
+    async fn fetched(&self, _worker: &str) -> Result<Option<u32>, AdminError> {
+        Ok(self.state().fetched)
     }
 
     async fn describe(&self, worker: &str, _secret: &BearerSecret) -> Result<Described, AdminError> {

@@ -87,6 +87,7 @@ impl Blueprint for Sketch {
                     "containers": [{"name": "worker", "image": spec.images.worker, "args": [role, spec.observability.log],
                         "resources": {"limits": {DEVICE: devices}}}]}}),
             port: 7401,
+            metrics_port: 7402,
             accelerator: Accelerator::InRequests,
         };
         let replicas = spec.replicas as u32;

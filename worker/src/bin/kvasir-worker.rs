@@ -5,7 +5,7 @@ use kvasir_core::PoolSecret;
 use kvasir_door::{Door, DoorSettings, Isolation, ServerSettings, TenantTable, Tenants};
 use kvasir_kernels::Pool;
 use kvasir_model::{DigestCache, Progress, Wanted};
-use kvasir_process::{EXIT_SIGNALLED, Failure, Signals};
+use kvasir_process::{About, EXIT_SIGNALLED, Failure, Signals};
 use kvasir_telemetry::{DoorMetrics, Registry, Tracer};
 use kvasir_worker::args::{Args, ModelArgs};
 use kvasir_worker::service::{EngineServe, Readiness, Telemetry, WorkerService, http_router};
@@ -38,7 +38,7 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let closing = CancellationToken::new();
     let probes = listen(args.ports.metrics, http_router(readiness.clone()), closing.clone()).await?;
     let model = tokio::select! {
-        model = load(args.clone()) => model?,
+        model = load(args.clone(), readiness.clone()) => model?,
         () = signals.next() => return Ok(ExitCode::SUCCESS),
     };
     let parts = model.parts(args.engine.block_size, args.engine.context, telemetry.clone())?;
@@ -78,10 +78,11 @@ async fn leave(
     Ok(())
 }
 
-async fn load(args: Args) -> Result<LoadedModel, Failure> {
+async fn load(args: Args, readiness: Readiness) -> Result<LoadedModel, Failure> {
     let task = tokio::task::spawn_blocking(move || -> Result<LoadedModel, Failure> {
         let cache = args.cache_dir();
-        let path = obtain(&args.source, &cache)?;
+        let path = obtain(&args.source, &cache, &readiness)?;
+        readiness.fetched(None);
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let pool = Arc::new(Pool::new(args.engine.threads.map_or_else(cores, usize::from)));
         tracing::info!(path = %path.display(), threads = pool.threads(), "loading");
@@ -95,11 +96,11 @@ async fn load(args: Args) -> Result<LoadedModel, Failure> {
             _ => Ok(model),
         }
     });
-    task.await?
+    task.await?.map_err(|error| About::new("model", error).into())
 }
 
 /// The model's file or folder, fetched into the cache if it lies elsewhere.
-fn obtain(source: &ModelArgs, cache: &Path) -> Result<PathBuf, Failure> {
+fn obtain(source: &ModelArgs, cache: &Path, readiness: &Readiness) -> Result<PathBuf, Failure> {
     let token = source.model_token_file.as_deref().map(read).transpose()?;
     let token = token.as_deref().map(String::from_utf8_lossy);
     let wanted = Wanted {
@@ -111,6 +112,7 @@ fn obtain(source: &ModelArgs, cache: &Path) -> Result<PathBuf, Failure> {
     let mut told = 0;
     let path = kvasir_model::fetch_wanted(&wanted, cache, &mut |progress| match progress {
         Progress::Fetching { bytes, total: Some(total) } if total > 0 => {
+            readiness.fetched(u32::try_from(bytes * 100 / total).ok());
             let tenths = bytes * 10 / total;
             if tenths != told {
                 told = tenths;

@@ -135,3 +135,22 @@ async fn events_tell_what_happened_once_and_a_series_when_it_happens_again() {
     assert_eq!(repaired[0]["regarding"]["name"], "p");
     assert!(repaired[0]["eventTime"].as_str().unwrap().parse::<Timestamp>().unwrap() > at(1_600_000_000));
 }
+
+/// Whoever waits for a model reads how far it is, and why it does not come in the worker's own words.
+#[tokio::test(start_paused = true)]
+async fn a_model_that_comes_or_does_not_come_is_told_of() {
+    let run = Run::new(8);
+    run.cluster.fleet.set_fetched(Some(42));
+    run.create("p", |spec| spec["images"]["worker"] = json!("w:fetches"));
+    run.until("told", |run| run.is("p", ConditionType::ModelResolved, ConditionStatus::Unknown, ConditionReason::Fetching)).await;
+    assert_eq!(run.pool("p")["status"]["model"]["fetchedPercent"], 40);
+    run.cluster.fleet.set_fetched(None);
+    run.until_settled("p").await;
+    assert!(run.pool("p")["status"]["model"]["fetchedPercent"].is_null());
+    run.edit("p", |spec| spec["images"]["worker"] = json!("w:crash-model"));
+    run.until("told", |run| run.is("p", ConditionType::ModelResolved, ConditionStatus::False, ConditionReason::ModelUnavailable))
+        .await;
+    assert!(run.picture().contains("nobody has it"), "{}", run.picture());
+    run.edit("p", |spec| spec["images"]["worker"] = json!("w:crash"));
+    run.until("told", |run| run.is("p", ConditionType::ModelResolved, ConditionStatus::True, ConditionReason::Resolved)).await;
+}
