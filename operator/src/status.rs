@@ -324,15 +324,15 @@ impl View<'_> {
         let Some(draft) = &self.observed.draft else {
             return (S::True, R::NoDraft, "no draft is asked for".to_owned());
         };
-        if let Some(note) = self.note(C::DraftCompatible) {
-            return (S::Unknown, note.reason, note.message.clone());
-        }
         match draft.same_tokenizer {
             Some(true) => (S::True, R::Compatible, "draft and target have one tokeniser".to_owned()),
             Some(false) => {
                 (S::False, R::TokenizerDiffers, "draft and target have different tokenisers; choose another draft".to_owned())
             }
-            None => (S::Unknown, R::Unreported, "the draft's tokeniser is not reported yet".to_owned()),
+            None => match self.note(C::DraftCompatible) {
+                Some(note) => (S::Unknown, note.reason, note.message.clone()),
+                None => (S::Unknown, R::Unreported, "the draft's tokeniser is not reported yet".to_owned()),
+            },
         }
     }
 
@@ -343,13 +343,11 @@ impl View<'_> {
         if let Some((reason, message)) = &draft.misplaced {
             return (S::False, *reason, message.clone());
         }
-        if let Some(note) = self.note(C::DraftPlaced) {
-            return (S::False, note.reason, note.message.clone());
-        }
-        if draft.placed {
-            (S::True, R::Placed, "the draft runs where it was asked to".to_owned())
-        } else {
-            (S::Unknown, R::Pending, "the draft is not running yet".to_owned())
+        // A draft that runs runs, whatever its workers cannot do with it yet: that is said under Degraded.
+        match self.note(C::DraftPlaced) {
+            _ if draft.placed => (S::True, R::Placed, "the draft runs where it was asked to".to_owned()),
+            Some(note) => (S::False, note.reason, note.message.clone()),
+            None => (S::Unknown, R::Pending, "the draft is not running yet".to_owned()),
         }
     }
 
