@@ -7,6 +7,7 @@ mod api_server;
 mod fleet;
 mod harness;
 mod helm;
+mod models;
 mod played;
 mod rollouts;
 mod serving;
