@@ -5,10 +5,11 @@
 
 use super::ControllerSettings;
 use super::memory::later;
-use crate::api::ServingPool;
+use crate::api::{ConditionReason, ServingPool};
 use crate::apply::Desired;
 use crate::design::{Blueprint, Reference};
 use crate::names::{MANAGED_BY, MANAGER, Names, POOL};
+use crate::status::Fault;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
@@ -58,7 +59,7 @@ struct Kind {
 
 /// Why a watch has not delivered.
 #[derive(Clone, Default)]
-struct Complaint(Arc<Mutex<Option<String>>>);
+struct Complaint(Arc<Mutex<Option<(ConditionReason, String)>>>);
 
 /// What a follower needs beside its stream.
 struct Watch<'a> {
@@ -159,11 +160,11 @@ impl Caches {
     }
 
     /// Why objects of this kind cannot be compared with what is live; `None` if they can.
-    pub(super) fn trouble(&self, resource: &ApiResource) -> Option<String> {
+    pub(super) fn trouble(&self, resource: &ApiResource) -> Option<Fault> {
         match self.kind(resource) {
             Some(kind) if is_ready(&kind.store) => None,
-            Some(kind) => Some(kind.complaint.of(&resource.kind)),
-            None => Some(format!("{} is not watched", resource.kind)),
+            Some(kind) => Some(Fault::new(kind.complaint.reason(), kind.complaint.of(&resource.kind))),
+            None => Some(Fault::new(ConditionReason::ApiUnavailable, format!("{} is not watched", resource.kind))),
         }
     }
 
@@ -190,13 +191,20 @@ impl Caches {
 // === impl Complaint ===
 
 impl Complaint {
-    fn set(&self, problem: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    fn set(&self, problem: Option<&watcher::Error>) {
+        let told = problem.map(|error| (reason_of(error), error.to_string()));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = told;
+    }
+
+    fn reason(&self) -> ConditionReason {
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        told.as_ref().map_or(ConditionReason::ApiUnavailable, |(reason, _)| *reason)
     }
 
     fn of(&self, kind: &str) -> String {
-        let problem = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        format!("{kind} cannot be watched: {}", problem.unwrap_or_else(|| "the first list has not come yet".to_owned()))
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = told.as_ref().map_or("the first list has not come yet", |(_, why)| why);
+        format!("{kind} cannot be watched: {why}")
     }
 }
 
@@ -239,7 +247,7 @@ async fn follow<K, N>(
             Err(error) => {
                 let wait = later(WATCHES, failures);
                 tracing::warn!(%error, kind = std::any::type_name::<K>(), ?wait, "a watch failed; it begins anew");
-                complaint.set(Some(error.to_string()));
+                complaint.set(Some(&error));
                 failures += 1;
                 tokio::time::sleep(wait).await;
                 continue;
@@ -270,6 +278,18 @@ async fn follow<K, N>(
             trigger.send(pool).await;
         }
     }
+}
+
+/// A missing right is told apart: it does not go away by itself.
+fn reason_of(error: &watcher::Error) -> ConditionReason {
+    let code = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code,
+        _ => 0,
+    };
+    if code == 403 { ConditionReason::Forbidden } else { ConditionReason::ApiUnavailable }
 }
 
 fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>

@@ -187,10 +187,9 @@ impl<'a> Pass<'a> {
         for desired in &unknown {
             if let Some(trouble) = caches.trouble(&desired.resource).filter(|_| !kinds.contains(&&*desired.resource.kind)) {
                 kinds.push(&desired.resource.kind);
-                let forbidden = trouble.contains("forbidden") || trouble.contains("Forbidden");
-                let reason = if forbidden { ConditionReason::Forbidden } else { ConditionReason::ApiUnavailable };
                 self.failed = true;
-                self.fault(Fault::new(reason, format!("{trouble}; objects of this kind are left as they are")));
+                let message = format!("{}; objects of this kind are left as they are", trouble.message);
+                self.fault(Fault::new(trouble.reason, message));
             }
         }
         if self.lost_lead() {
