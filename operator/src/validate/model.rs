@@ -93,8 +93,7 @@ fn source(field: &str, spec: &ModelSpec, settings: &Settings, findings: &mut Fin
         ModelSource { hugging_face: None, https: None, pvc: None, oci: Some(oci), file: None } => {
             stays_below(&format!("{field}.source.oci.path"), &oci.path, findings);
             if !settings.image_volumes {
-                let fix =
-                    "start the operator with --image-volumes if the cluster's feature ImageVolume is on, or use a pvc source";
+                let fix = "start the operator with --image-volumes=on (chart value operator.imageVolumes) if the cluster's feature ImageVolume is on, or use a pvc source";
                 findings.refuse(&format!("{field}.source.oci.image"), &oci.image, fix);
             }
             Source::Image { image: oci.image.clone(), path: oci.path.clone() }
