@@ -120,15 +120,18 @@ fn uids(view: &crate::View) -> Vec<String> {
     view.workers().iter().map(|worker| worker.uid.to_string()).collect()
 }
 
-/// A port where nobody listens.
-fn closed_port() -> u16 {
-    std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap().port()
+/// A port where nobody listens, and nobody else can while the socket is kept.
+fn closed_port() -> (tokio::net::TcpSocket, u16) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(loopback()).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (socket, port)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_is_ready_when_every_endpoint_of_the_first_list_was_probed_whatever_it_answered() {
     let (service, mocks) = (Service::default(), mocks(2));
-    let dead = closed_port();
+    let (_kept, dead) = closed_port();
     let silent = std::net::TcpListener::bind(loopback()).unwrap();
     mocks[1].set_refusal(Some(Error::new(Reason::NotReady, "loading weights")));
     service.put("slice-0", mocks[0].address().port(), false, Some("127.0.0.1"));
