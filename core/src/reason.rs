@@ -214,6 +214,11 @@ impl Reason {
         }
     }
 
+    /// Whether an end for this reason is the service's own doing: neither a client's mistake nor its choice, nor a limit that it was given.
+    pub const fn blames_service(self) -> bool {
+        self.http_status() >= 500 && !matches!(self, Self::SlowConsumer | Self::Unimplemented)
+    }
+
     /// The `type` member of an OpenAI error body.
     pub const fn openai_type(self) -> &'static str {
         match self.http_status() {
@@ -231,6 +236,25 @@ impl Reason {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn what_clients_do_is_not_the_services_fault() {
+        let ours: Vec<&str> = Reason::ALL.iter().filter(|reason| reason.blames_service()).map(|reason| reason.code()).collect();
+        let wanted = [
+            "overloaded",
+            "no_worker",
+            "draining",
+            "not_ready",
+            "identity_mismatch",
+            "deadline_exceeded",
+            "worker_lost",
+            "model_file",
+            "out_of_memory",
+            "device_lost",
+            "internal",
+        ];
+        assert_eq!(ours, wanted);
+    }
 
     #[test]
     fn codes_are_unique_and_read_back() {

@@ -22,6 +22,8 @@ const TRACESTATE_BYTES_MAX: usize = 512;
 pub(crate) struct Route {
     pub(crate) door: &'static str,
     pub(crate) name: &'static str,
+    /// Whether it gives output, by which the service is judged.
+    pub(crate) generates: bool,
 }
 
 /// An open call.
@@ -170,6 +172,7 @@ impl Drop for Call {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             tier: deepest.map_or("none", kvasir_core::Tier::name),
+            judged: self.route.generates && (outcome == OK || Reason::from_code(outcome).is_some_and(Reason::blames_service)),
         };
         self.metrics.finished(&finished, states.iter().map(|(state, time)| (state.name(), time)));
         self.metrics.closed(self.route.door);

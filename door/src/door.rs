@@ -17,7 +17,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use http::HeaderMap;
 use kvasir_core::{Error, TraceContext};
-use kvasir_telemetry::{DoorMetrics, Registry, Tracer};
+use kvasir_telemetry::{DoorMetrics, Registry, Slo, Tracer};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct DoorSettings {
     pub keep_alive: Duration,
     /// Longest time that a client may take to send its body: 60 s.
     pub body_wait: Duration,
+    /// What requests are judged by in metrics; none by default.
+    pub slo: Option<Slo>,
 }
 
 /// One implementation behind the HTTP and the gRPC door.
@@ -65,6 +67,7 @@ impl Default for DoorSettings {
             headers_wait: Duration::from_secs(15),
             keep_alive: Duration::from_secs(10),
             body_wait: Duration::from_mins(1),
+            slo: None,
         }
     }
 }

@@ -10,8 +10,8 @@
 //!    warm is computed again.
 //! 4. The target that asks for most workers decides.
 //!
-//! What goodput means here: routers count times to the first token and times per token apart, so the share that keeps both is not less than
-//! the two shares minus one; that lower bound is used.
+//! Goodput is what routers judged: the share of requests that kept both times of the pool's slo, failures of the service's own making counted as
+//! missed.
 
 mod exposition;
 #[cfg(test)]
@@ -40,8 +40,8 @@ const PRESSURE_MAX: f64 = 8.0;
 pub struct Rules {
     /// Fewest and most workers.
     pub bounds: (u32, u32),
-    /// Smallest share of requests within the times to the first token and per token, in seconds.
-    pub goodput: Option<(f64, Option<(f64, f64)>)>,
+    /// Smallest share of requests within the pool's slo.
+    pub goodput: Option<f64>,
     /// Longest time to the first token at the 95th percentile, in seconds.
     pub ttft: Option<f64>,
     /// Most requests that wait per worker.
@@ -102,7 +102,8 @@ struct Figures {
     /// Requests that were refused before any attempt.
     shed: f64,
     ttft: Vec<(f64, f64)>,
-    tpot: Vec<(f64, f64)>,
+    /// Requests within the slo, and all that were judged by one; absent where routers know none.
+    judged: Option<(f64, f64)>,
     /// Reused share of prompts.
     hit_share: f64,
 }
@@ -119,13 +120,9 @@ impl Rules {
         let number = |value: Option<i32>, or: i32| u32::try_from(value.unwrap_or(or)).unwrap_or(0);
         let (min, targets) = (number(scaling.min, spec.replicas), scaling.targets.clone().unwrap_or_default());
         let seconds = |text: &crate::api::DurationText| text.parse().map(|it| it.as_secs_f64());
-        let slo = match &spec.slo {
-            Some(slo) => Some((seconds(&slo.ttft)?, seconds(&slo.tpot)?)),
-            None => None,
-        };
         Ok(Some(Self {
             bounds: (min, number(scaling.max, spec.replicas).max(min)),
-            goodput: targets.goodput.as_ref().map(crate::api::PercentText::parse).transpose()?.map(|share| (share, slo)),
+            goodput: targets.goodput.as_ref().map(crate::api::PercentText::parse).transpose()?,
             ttft: targets.ttft.as_ref().map(seconds).transpose()?,
             queue: targets.queue.and_then(|queue| u32::try_from(queue).ok()),
             up: scaling.windows.up.parse()?,
@@ -197,7 +194,7 @@ impl Scaler {
         if answers.is_empty() {
             return Err("no router is Ready, so there are no figures".to_owned());
         }
-        let mut sum = Figures { answered: 0.0, queued: 0.0, shed: 0.0, ttft: Vec::new(), tpot: Vec::new(), hit_share: 0.0 };
+        let mut sum = Figures { answered: 0.0, queued: 0.0, shed: 0.0, ttft: Vec::new(), judged: None, hit_share: 0.0 };
         let (mut problem, mut warm) = (None, 0.0);
         for (router, answer) in answers {
             let sample = match answer {
@@ -215,7 +212,11 @@ impl Scaler {
             sum.queued += sample.queued;
             sum.shed += since.shed;
             add(&mut sum.ttft, &since.ttft);
-            add(&mut sum.tpot, &since.tpot);
+            // A router without an objective (an older one, in a rollout) judges nothing; the others speak for all.
+            if let Some((good, all)) = since.judged {
+                let sum = sum.judged.get_or_insert((0.0, 0.0));
+                *sum = (sum.0 + good, sum.1 + all);
+            }
             sum.answered += since.answered();
             warm += since.warm;
         }
@@ -280,13 +281,10 @@ fn pressure(rules: &Rules, figures: &Figures, workers: f64) -> Result<(f64, Stri
         let p95 = exposition::quantile(&figures.ttft, 0.95).ok_or("routers count no times to the first token")?;
         all.push((p95 / longest, format!("95 % of first tokens come within {p95:.1} s, they should within {longest:.1} s")));
     }
-    if let Some((share, slo)) = rules.goodput.filter(|_| !silent) {
-        let (ttft, tpot) = slo.ok_or("scaling.targets.goodput needs the pool's slo to say what is good")?;
-        let within = |buckets: &[(f64, f64)], limit: f64| exposition::share_within(buckets, limit);
-        let first = within(&figures.ttft, ttft).ok_or("routers count no times to the first token")?;
-        // Answers of one token have no time per token.
-        let each = within(&figures.tpot, tpot).unwrap_or(1.0);
-        let good = (first + each - 1.0).max(0.0);
+    if let Some(share) = rules.goodput.filter(|_| !silent) {
+        let (good, judged) =
+            figures.judged.ok_or("routers judge no request: scaling.targets.goodput needs the pool's slo to say what is good")?;
+        let good = if judged > 0.0 { good / judged } else { 1.0 };
         let pressed = (1.0 - good) / (1.0 - share).max(0.001);
         all.push((pressed, format!("{:.0} % of requests are within the slo, {:.0} % should", good * 100.0, share * 100.0)));
     }

@@ -34,6 +34,7 @@ use crate::status::{Fault, Note};
 use findings::Findings;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kvasir_telemetry::Slo;
 use std::time::Duration;
 
 /// What a worker gets after its longest stream to hand back what is left, and a router to close.
@@ -82,6 +83,8 @@ pub struct Pool {
     pub disruption: IntOrString,
     /// Longest stream.
     pub stream_max: Duration,
+    /// What makes a request good, if the pool says so.
+    pub slo: Option<Slo>,
     /// Logs, traces, scraping.
     pub telemetry: Telemetry,
     /// Whether NetworkPolicies are made.
@@ -140,6 +143,7 @@ pub fn read(object: &ServingPool, settings: &Settings) -> Result<Pool, Vec<Fault
         devices,
         draft,
         stream_max,
+        slo: spec.slo.as_ref().map(|slo| operations::slo(slo, &mut findings)),
     };
     unsupported(object, &mut findings);
     findings.finish(pool)
@@ -165,12 +169,6 @@ fn unsupported(object: &ServingPool, findings: &mut Findings) {
     }
     if !spec.prefix_cache.shared_prefixes.is_empty() {
         findings.unsupported("prefixCache.sharedPrefixes (each tenant computes them once for itself)");
-    }
-    if let Some(slo) = &spec.slo {
-        findings.duration("spec.slo.ttft", &slo.ttft);
-        findings.duration("spec.slo.tpot", &slo.tpot);
-        findings.percent("spec.slo.fraction", &slo.fraction);
-        findings.unsupported("slo (goodput is not measured)");
     }
 }
 

@@ -53,7 +53,8 @@ impl From<Format> for LogFormat {
     }
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+/// A number from 0 to 1.
+pub fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err("a share is a number from 0 to 1".to_owned()),

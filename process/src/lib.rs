@@ -7,7 +7,7 @@
 mod args;
 mod signals;
 
-pub use args::{Format, TelemetryArgs};
+pub use args::{Format, TelemetryArgs, parse_share};
 pub use signals::{EXIT_SIGNALLED, Signals};
 
 use kvasir_telemetry::init_log;

@@ -7,9 +7,9 @@ use crate::settings::RouterSettings;
 use crate::start::{SecretSource, StartSettings, WorkerSource};
 use clap::{ArgGroup, Parser};
 use kvasir_door::{DoorSettings, Isolation, ServerSettings};
-use kvasir_process::TelemetryArgs;
+use kvasir_process::{TelemetryArgs, parse_share};
 use kvasir_proto::auth::{Access, BearerSecret, Credentials, SecretError};
-use kvasir_telemetry::{TraceConfig, Tracer};
+use kvasir_telemetry::{Slo, TraceConfig, Tracer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,6 +37,10 @@ pub struct Args {
     /// Placement and admission.
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// The objective.
+    #[command(flatten)]
+    pub slo: SloArgs,
 
     /// Telemetry.
     #[command(flatten)]
@@ -181,6 +185,23 @@ pub struct LimitArgs {
     pub ready_workers: u32,
 }
 
+/// What makes a request good; the two times are given together.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Objective")]
+pub struct SloArgs {
+    /// Longest time to the first output, in milliseconds; with it, requests are counted by whether they kept the objective (goodput).
+    #[arg(long = "slo-ttft-ms", env = "KVASIR_SLO_TTFT_MS", value_name = "MS", requires = "tpot_ms", value_parser = clap::value_parser!(u64).range(1..))]
+    pub ttft_ms: Option<u64>,
+
+    /// Longest mean time per output token after the first, in milliseconds.
+    #[arg(long = "slo-tpot-ms", env = "KVASIR_SLO_TPOT_MS", value_name = "MS", requires = "ttft_ms", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tpot_ms: Option<u64>,
+
+    /// Share of requests that should keep both; shown beside the counts, for alerts.
+    #[arg(long = "slo-fraction", env = "KVASIR_SLO_FRACTION", default_value_t = 0.95, value_name = "SHARE", value_parser = parse_share)]
+    pub fraction: f64,
+}
+
 /// Why flags cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
@@ -207,7 +228,7 @@ impl Args {
         router.ready_workers_min = limits.ready_workers as usize;
         Ok(StartSettings {
             router,
-            door: DoorSettings::default(),
+            door: DoorSettings { slo: self.slo.slo(), ..DoorSettings::default() },
             server: ServerSettings { grace: Duration::from_secs(self.ports.grace_seconds), ..ServerSettings::default() },
             workers: self.workers.source(),
             http: self.ports.http,
@@ -233,6 +254,13 @@ impl WorkerArgs {
             Some(service) => WorkerSource::Service(service.clone(), self.port.clone()),
             None => WorkerSource::Listed(self.list.clone()),
         }
+    }
+}
+
+impl SloArgs {
+    fn slo(&self) -> Option<Slo> {
+        let (ttft, tpot) = (Duration::from_millis(self.ttft_ms?), Duration::from_millis(self.tpot_ms?));
+        Some(Slo { ttft, tpot, fraction: self.fraction })
     }
 }
 

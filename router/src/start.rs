@@ -155,7 +155,7 @@ impl RouterRuntime {
         let StartSettings { router, door, server, workers, http, grpc, admin, metrics, secrets, tracer, registries, settle } =
             settings;
         let registry = Registry::with_component("router");
-        let (router_metrics, door_metrics) = (RouterMetrics::new(&registry), DoorMetrics::new(&registry));
+        let (router_metrics, door_metrics) = (RouterMetrics::new(&registry), DoorMetrics::with_slo(&registry, door.slo));
         let mut followers = JoinSet::new();
         let secrets = follow(secrets, cluster.as_ref(), &router_metrics, &mut followers)?;
         let discover = discover(workers, cluster)?;

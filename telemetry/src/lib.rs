@@ -14,7 +14,7 @@ mod trace;
 
 pub use log::{LogError, LogFormat, init_log};
 pub use metrics::{
-    AdmittedPrompt, DoorMetrics, FinishedRequest, OperatorMetrics, Outcome, Registry, RouterMetrics, WorkerLevels, WorkerMetrics,
-    WorkerTotals,
+    AdmittedPrompt, DoorMetrics, FinishedRequest, OperatorMetrics, Outcome, Registry, RouterMetrics, Slo, WorkerLevels,
+    WorkerMetrics, WorkerTotals,
 };
 pub use trace::{RequestSpan, SpanContext, TraceConfig, TraceError, Tracer, Value};

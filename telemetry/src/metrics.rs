@@ -20,7 +20,7 @@ mod operator;
 mod router;
 mod worker;
 
-pub use door::{DoorMetrics, FinishedRequest, Outcome};
+pub use door::{DoorMetrics, FinishedRequest, Outcome, Slo};
 pub use operator::OperatorMetrics;
 pub use router::RouterMetrics;
 pub use worker::{AdmittedPrompt, WorkerLevels, WorkerMetrics, WorkerTotals};

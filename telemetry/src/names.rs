@@ -26,6 +26,10 @@ names! {
     ITL_SECONDS = "itl_seconds";
     /// From receipt to the end.
     REQUEST_SECONDS = "request_seconds";
+    /// Requests that could be judged by the pool's objective, by whether they kept it.
+    SLO_REQUESTS = "slo_requests";
+    /// Share of requests that should keep the pool's objective.
+    SLO_FRACTION = "slo_fraction";
     /// Visible output tokens.
     OUTPUT_TOKENS = "output_tokens";
     /// Time that requests spent in each exclusive state.

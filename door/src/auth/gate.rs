@@ -50,7 +50,7 @@ pub(crate) async fn gate(State(door): State<Door>, mut request: Request, next: N
         }
         Err(error) => {
             let grpc = is_grpc(request.headers());
-            let route = Route { door: if grpc { "grpc" } else { "http" }, name: OTHER };
+            let route = Route { door: if grpc { "grpc" } else { "http" }, name: OTHER, generates: false };
             door.open(route, request.headers()).fail(&error, Usage::default(), StateTimes::default());
             if grpc { status_response(&error) } else { error_response(&error) }
         }

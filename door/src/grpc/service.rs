@@ -34,10 +34,10 @@ use tonic_health::pb::health_server::HealthServer;
 pub(super) const INFERENCE: &str = "kvasir.inference.v1.Inference";
 
 const HEALTH: &str = "grpc.health.v1.Health";
-const GENERATE: Route = Route { door: "grpc", name: "generate" };
-const CHAT: Route = Route { door: "grpc", name: "chat" };
-const MODELS: Route = Route { door: "grpc", name: "models" };
-const TOKENIZE: Route = Route { door: "grpc", name: "tokenize" };
+const GENERATE: Route = Route { door: "grpc", name: "generate", generates: true };
+const CHAT: Route = Route { door: "grpc", name: "chat", generates: true };
+const MODELS: Route = Route { door: "grpc", name: "models", generates: false };
+const TOKENIZE: Route = Route { door: "grpc", name: "tokenize", generates: false };
 
 type EventStream = BoxStream<'static, Result<wire::GenerateEvent, Status>>;
 

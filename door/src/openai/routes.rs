@@ -22,12 +22,12 @@ use kvasir_telemetry::Registry;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-const CHAT: Route = Route { door: "http", name: "chat_completions" };
-const COMPLETIONS: Route = Route { door: "http", name: "completions" };
-const MODELS: Route = Route { door: "http", name: "models" };
-const TOKENIZE: Route = Route { door: "http", name: "tokenize" };
-const DETOKENIZE: Route = Route { door: "http", name: "detokenize" };
-const UNKNOWN: Route = Route { door: "http", name: OTHER };
+const CHAT: Route = Route { door: "http", name: "chat_completions", generates: true };
+const COMPLETIONS: Route = Route { door: "http", name: "completions", generates: true };
+const MODELS: Route = Route { door: "http", name: "models", generates: false };
+const TOKENIZE: Route = Route { door: "http", name: "tokenize", generates: false };
+const DETOKENIZE: Route = Route { door: "http", name: "detokenize", generates: false };
+const UNKNOWN: Route = Route { door: "http", name: OTHER, generates: false };
 
 /// Every route; the gate in front of it decides who may call.
 pub(crate) fn router(door: Door) -> Router {

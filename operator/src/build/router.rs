@@ -21,6 +21,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Routers that evictions may take at once.
 pub(super) const EVICTABLE: IntOrString = IntOrString::Int(1);
@@ -69,11 +70,21 @@ fn variables(frame: &Frame<'_>) -> BTreeMap<String, String> {
     if pool.isolation == Isolation::Pool {
         variables.insert("KVASIR_SHARED_POOL_UID".to_owned(), pool.uid.clone());
     }
+    if let Some(slo) = &pool.slo {
+        variables.insert("KVASIR_SLO_TTFT_MS".to_owned(), millis(slo.ttft));
+        variables.insert("KVASIR_SLO_TPOT_MS".to_owned(), millis(slo.tpot));
+        variables.insert("KVASIR_SLO_FRACTION".to_owned(), slo.fraction.to_string());
+    }
     if let Some(endpoint) = &pool.telemetry.otlp {
         variables.insert("KVASIR_OTLP".to_owned(), endpoint.clone());
         variables.insert("KVASIR_TRACE_SAMPLING".to_owned(), pool.telemetry.sampling.to_string());
     }
     variables
+}
+
+/// At least one.
+fn millis(time: Duration) -> String {
+    time.as_millis().max(1).to_string()
 }
 
 /// The Deployment.

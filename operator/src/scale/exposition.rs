@@ -17,8 +17,8 @@ pub struct Sample {
     pub(super) shed: f64,
     /// Times to the first output: upper bounds with how many are not above.
     pub(super) ttft: Vec<(f64, f64)>,
-    /// Times per output token.
-    pub(super) tpot: Vec<(f64, f64)>,
+    /// Requests within the slo, and all that were judged by one; absent where the router knows none.
+    pub(super) judged: Option<(f64, f64)>,
     /// First outputs, each weighted by the reused share of its prompt.
     pub(super) warm: f64,
 }
@@ -45,8 +45,10 @@ impl Sample {
                 sample.shed += number()?;
             } else if part(names::TTFT_SECONDS, "_bucket") {
                 bucket(&mut sample.ttft, labels, number()?);
-            } else if part(names::TPOT_SECONDS, "_bucket") {
-                bucket(&mut sample.tpot, labels, number()?);
+            } else if part(names::SLO_REQUESTS, "_total") {
+                let (count, within) = (number()?, label(labels, "within") == Some("yes"));
+                let (good, all) = sample.judged.get_or_insert((0.0, 0.0));
+                (*good, *all) = (*good + if within { count } else { 0.0 }, *all + count);
             } else if part(names::TTFT_SECONDS, "_count") {
                 let share = HITS.iter().find(|(hit, _)| label(labels, "hit") == Some(hit)).map_or(0.0, |(_, share)| *share);
                 sample.warm += share * number()?;
@@ -65,13 +67,20 @@ impl Sample {
             });
             left.collect::<Option<Vec<_>>>().filter(|_| new.len() >= old.len())
         };
+        let judged = match (self.judged, old.judged) {
+            (Some((good, all)), Some((good_before, all_before))) => {
+                (good >= good_before && all >= all_before).then_some(())?;
+                Some((good - good_before, all - all_before))
+            }
+            (now, _) => now,
+        };
         let falls = self.shed < old.shed || self.warm < old.warm;
         (!falls).then_some(())?;
         Some(Self {
             queued: self.queued,
             shed: self.shed - old.shed,
             ttft: less(&self.ttft, &old.ttft)?,
-            tpot: less(&self.tpot, &old.tpot)?,
+            judged,
             warm: self.warm - old.warm,
         })
     }
@@ -119,18 +128,4 @@ pub(super) fn quantile(buckets: &[(f64, f64)], share: f64) -> Option<f64> {
         (below, seen) = (*bound, *count);
     }
     Some(below)
-}
-
-/// The share of what was counted that is not above `limit`, interpolated; `None` if nothing was counted.
-pub(super) fn share_within(buckets: &[(f64, f64)], limit: f64) -> Option<f64> {
-    let total = buckets.last().map(|(_, count)| *count).filter(|count| *count > 0.0)?;
-    let (mut below, mut seen) = (0.0, 0.0);
-    for (bound, count) in buckets {
-        if *bound >= limit {
-            let part = if bound.is_infinite() { 0.0 } else { (limit - below) / (bound - below) };
-            return Some((seen + (count - seen) * part) / total);
-        }
-        (below, seen) = (*bound, *count);
-    }
-    Some(1.0)
 }

@@ -13,6 +13,8 @@ struct Counted {
     /// First outputs within 0.1 s, within 1 s, and later, of prompts that are warm and that are not.
     warm: [u32; 3],
     cold: [u32; 3],
+    /// Requests within the slo, and outside, where there is one.
+    judged: Option<[u32; 2]>,
 }
 
 impl Counted {
@@ -27,6 +29,9 @@ impl Counted {
                 let _ = writeln!(text, "{name}_bucket{{hit=\"{hit}\",tier=\"device\",le=\"{bound}\"}} {sum}");
             }
             let _ = writeln!(text, "{name}_count{{hit=\"{hit}\",tier=\"device\"}} {sum}");
+        }
+        for (within, count) in ["yes", "no"].into_iter().zip(self.judged.into_iter().flatten()) {
+            let _ = writeln!(text, "{}_{}_total{{within=\"{within}\"}} {count}", names::PREFIX, names::SLO_REQUESTS);
         }
         text
     }
@@ -160,11 +165,14 @@ fn what_is_warm_makes_taking_workers_away_dearer() {
 fn times_to_the_first_token_and_goodput_are_targets_too() {
     let mut world = World::new(2, Rules { queue: None, ttft: Some(0.2), ..rules() });
     assert_eq!(world.looks(5, |counted| counted.cold[1] += 100).last(), Some(&10), "far from 0.2 s");
-    let slo = Some((0.1, 0.05));
-    let mut world = World::new(2, Rules { queue: None, goodput: Some((0.9, slo)), ..rules() });
-    let desired = world.looks(5, |counted| (counted.cold[0], counted.cold[1]) = (counted.cold[0] + 80, counted.cold[1] + 20));
+    let mut world = World::new(2, Rules { queue: None, goodput: Some(0.9), ..rules() });
+    let desired = world.looks(5, |counted| {
+        counted.cold[0] += 100;
+        let [good, late] = counted.judged.unwrap_or_default();
+        counted.judged = Some([good + 80, late + 20]);
+    });
     assert_eq!(desired.last(), Some(&4), "a fifth misses it where a tenth may");
-    let mut world = World::new(2, Rules { queue: None, goodput: Some((0.9, None)), ..rules() });
+    let mut world = World::new(2, Rules { queue: None, goodput: Some(0.9), ..rules() });
     world.counted.cold[0] = 5;
     assert!(world.look().message.contains("slo"));
 }

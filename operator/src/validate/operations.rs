@@ -5,8 +5,10 @@ use super::engine::{self, Size};
 use super::findings::Findings;
 use crate::api::{
     ImagesSpec, Monitor, ObservabilitySpec, PullPolicy, RolloutMode, RouterSpec, ScalingOwner, ServiceType, ServingPoolSpec,
+    SloSpec,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kvasir_telemetry::Slo;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -79,6 +81,15 @@ const ROUTERS_MAX: u32 = 256;
 const ROUTER_SIZE: Size = Size { millicores: 100, memory: 512 << 20 };
 /// Longest name in an annotation's key, behind the slash if there is one.
 const KEY_BYTES_MAX: usize = 63;
+
+/// Reads what makes a request good.
+pub(super) fn slo(spec: &SloSpec, findings: &mut Findings) -> Slo {
+    Slo {
+        ttft: findings.duration("spec.slo.ttft", &spec.ttft),
+        tpot: findings.duration("spec.slo.tpot", &spec.tpot),
+        fraction: findings.percent("spec.slo.fraction", &spec.fraction),
+    }
+}
 
 /// Reads the routers.
 pub(super) fn router(spec: &RouterSpec, findings: &mut Findings) -> Router {

@@ -100,7 +100,6 @@ fn what_cannot_be_done_yet_is_noted_by_field_and_served_without() {
         "speculation.mode",
         "cacheFloor",
         "quota",
-        "slo",
     ] {
         assert!(note.message.contains(field), "{field}: {}", note.message);
     }

@@ -8,6 +8,10 @@ use std::time::Duration;
 /// How a request ended: `ok`, or the code of its reason.
 pub type Outcome = &'static str;
 
+const OK: Outcome = "ok";
+const WITHIN: &str = "yes";
+const OUTSIDE: &str = "no";
+
 /// Metrics of a door; one per process that has one.
 #[derive(Clone)]
 pub struct DoorMetrics {
@@ -18,6 +22,8 @@ pub struct DoorMetrics {
     itl: Histogram,
     total: Histogram,
     output_tokens: Counter,
+    slo: Option<Slo>,
+    judged: Family<WithinLabel, Counter>,
     states: Family<StateLabel, Counter<f64, std::sync::atomic::AtomicU64>>,
 }
 
@@ -32,6 +38,22 @@ struct RequestLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DoorLabel {
     door: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WithinLabel {
+    within: &'static str,
+}
+
+/// A service level objective: what makes a request good.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Slo {
+    /// Longest time to the first output.
+    pub ttft: Duration,
+    /// Longest mean time per output token after the first.
+    pub tpot: Duration,
+    /// Share of requests that should be good, 0 to 1.
+    pub fraction: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -63,6 +85,8 @@ pub struct FinishedRequest<'a> {
     pub cached_tokens: u32,
     /// Deepest tier that was hit, or `none`.
     pub tier: &'static str,
+    /// It asked for output, and how it ended says something of the service: not what a client did wrong or gave up.
+    pub judged: bool,
 }
 
 // === impl DoorMetrics ===
@@ -70,7 +94,26 @@ pub struct FinishedRequest<'a> {
 impl DoorMetrics {
     /// Registers all door metrics.
     pub fn new(registry: &Registry) -> Self {
+        Self::with_slo(registry, None)
+    }
+
+    /// The same; with an objective, requests are counted by whether they kept it (goodput). Both of its times are compared per request: shares of
+    /// each alone do not tell the share of both.
+    pub fn with_slo(registry: &Registry, slo: Option<Slo>) -> Self {
+        if let Some(slo) = slo {
+            let fraction: Gauge<f64, std::sync::atomic::AtomicU64> = Gauge::default();
+            fraction.set(slo.fraction);
+            registry.add(names::SLO_FRACTION, "Share of requests that should keep the pool's objective", fraction);
+        }
+        let judged: Family<WithinLabel, Counter> =
+            registry.add(names::SLO_REQUESTS, "Requests by whether they kept the pool's objective", Family::default());
+        for within in [WITHIN, OUTSIDE].into_iter().filter(|_| slo.is_some()) {
+            // Readers take a series that is missing for a router that counts nothing.
+            drop(judged.get_or_create(&WithinLabel { within }));
+        }
         Self {
+            slo,
+            judged,
             requests: registry.add(names::DOOR_REQUESTS, "Requests by door, route, model and outcome", Family::default()),
             in_flight: registry.add(names::DOOR_IN_FLIGHT, "Requests that are open", Family::default()),
             ttft: registry.histograms(names::TTFT_SECONDS, "Receipt to first output by hit share and deepest tier", seconds),
@@ -107,13 +150,35 @@ impl DoorMetrics {
         if let Some(ttft) = request.ttft {
             let labels = HitLabels { hit: hit_bucket(request.cached_tokens, request.prompt_tokens), tier: request.tier };
             self.ttft.get_or_create(&labels).observe(secs(ttft));
-            if request.output_tokens > 1 {
-                self.tpot.observe(secs(request.total.saturating_sub(ttft)) / f64::from(request.output_tokens - 1));
+            if let Some(tpot) = request.tpot_s() {
+                self.tpot.observe(tpot);
             }
+        }
+        if let Some(slo) = self.slo.filter(|_| request.judged) {
+            let within = if request.outcome == OK && slo.holds(request) { WITHIN } else { OUTSIDE };
+            self.judged.get_or_create(&WithinLabel { within }).inc();
         }
         for (state, time) in states {
             self.states.get_or_create(&StateLabel { state }).inc_by(secs(time));
         }
+    }
+}
+
+// === impl FinishedRequest ===
+
+impl FinishedRequest<'_> {
+    /// Mean seconds per output token after the first; answers of one token have none.
+    fn tpot_s(&self) -> Option<f64> {
+        let ttft = self.ttft.filter(|_| self.output_tokens > 1)?;
+        Some(secs(self.total.saturating_sub(ttft)) / f64::from(self.output_tokens - 1))
+    }
+}
+
+// === impl Slo ===
+
+impl Slo {
+    fn holds(&self, request: &FinishedRequest<'_>) -> bool {
+        request.ttft.unwrap_or(request.total) <= self.ttft && request.tpot_s().is_none_or(|tpot| tpot <= secs(self.tpot))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Alerts and dashboard name metrics that the programs have.
 
 use super::helm::{Helm, chart, one};
-use kvasir_telemetry::{DoorMetrics, OperatorMetrics, Registry, RouterMetrics, WorkerLevels, WorkerMetrics, names};
+use kvasir_telemetry::{DoorMetrics, OperatorMetrics, Registry, RouterMetrics, Slo, WorkerLevels, WorkerMetrics, names};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 /// Names of ours in a query.
 fn metrics(query: &str) -> impl Iterator<Item = &str> {
@@ -14,7 +15,8 @@ fn metrics(query: &str) -> impl Iterator<Item = &str> {
 /// Names of gauges, as the programs expose them.
 fn gauges() -> BTreeSet<String> {
     let registry = Registry::default();
-    DoorMetrics::new(&registry).opened("http");
+    let slo = Slo { ttft: Duration::from_secs(1), tpot: Duration::from_secs(1), fraction: 0.9 };
+    DoorMetrics::with_slo(&registry, Some(slo)).opened("http");
     WorkerMetrics::new(&registry).levels(&WorkerLevels::default());
     RouterMetrics::new(&registry).index(&[("exact", 1)], 1);
     OperatorMetrics::new(&registry).pools("ready", 1);
