@@ -196,10 +196,10 @@ impl Applier {
     }
 
     /// Brings every object of `wanted` to what it should be. `live` looks an object up in the cache.
-    pub async fn apply(
+    pub async fn apply<'a>(
         &self,
         owner: &OwnerReference,
-        wanted: &[Desired],
+        wanted: impl IntoIterator<Item = &'a Desired>,
         live: impl Fn(&Desired) -> Option<Arc<DynamicObject>>,
     ) -> Applied {
         let mut applied = Applied::default();
@@ -222,7 +222,7 @@ impl Applier {
         &self,
         owner: &OwnerReference,
         wanted: &[Desired],
-        live: impl Iterator<Item = (ApiResource, Arc<DynamicObject>)>,
+        live: impl Iterator<Item = (ApiResource, Arc<impl Resource>)>,
     ) -> Applied {
         let mut applied = Applied::default();
         for (resource, object) in live {

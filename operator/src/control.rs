@@ -25,6 +25,7 @@ mod caches;
 mod events;
 mod memory;
 mod observe;
+mod packed;
 mod pass;
 mod references;
 mod room;

@@ -4,10 +4,12 @@
 //! everything they need; elsewhere a test whose prerequisites are missing says so and is left out, in CI it fails.
 
 mod api_server;
+mod at_rest;
 mod fleet;
 mod harness;
 mod helm;
 mod models;
+mod operator;
 mod played;
 mod rollouts;
 mod serving;

@@ -1,16 +1,17 @@
 //! Caches: what the watches have delivered, and which pool a change belongs to.
 //!
 //! Owns one reflector per kind. Pools and pods are essential; any other kind may be missing, and says why. Refuses to write. Objects are kept
-//! without their managed fields; of Secrets and ConfigMaps that pools name only metadata.
+//! without their managed fields, those that pools turn into as text; of Secrets and ConfigMaps that pools name only metadata.
 
 use super::ControllerSettings;
 use super::memory::later;
+use super::packed::Packed;
 use crate::api::{ConditionReason, ServingPool};
 use crate::apply::Desired;
 use crate::design::{Blueprint, Reference};
 use crate::names::{MANAGED_BY, MANAGER, Names, POOL};
 use crate::status::Fault;
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
@@ -53,7 +54,7 @@ pub(super) struct Caches {
 /// One kind of object that pools turn into.
 struct Kind {
     resource: ApiResource,
-    store: Store<DynamicObject>,
+    store: Store<Packed>,
     complaint: Complaint,
 }
 
@@ -122,6 +123,7 @@ impl Caches {
                 None => Api::all_with(client.clone(), resource),
             };
             let events = watcher(api, watcher::Config::default().labels(&format!("{MANAGED_BY}={MANAGER},{POOL}")));
+            let events = events.map_ok(Packed::event);
             watch.follow(events, writer, complaint.clone(), owner(pools.clone()));
             Kind { resource: resource.clone(), store, complaint }
         });
@@ -171,13 +173,14 @@ impl Caches {
     /// The live object of that kind and name.
     pub(super) fn live(&self, desired: &Desired) -> Option<Arc<DynamicObject>> {
         let kind = self.kind(&desired.resource)?;
-        kind.store.get(&ObjectRef::new_with(&desired.name, kind.resource.clone()).within(&desired.namespace))
+        let packed = kind.store.get(&ObjectRef::new_with(&desired.name, kind.resource.clone()).within(&desired.namespace))?;
+        packed.unpack().map(Arc::new)
     }
 
     /// All objects of a pool, but pods.
-    pub(super) fn of_pool(&self, namespace: &str, stem: &str) -> Vec<(ApiResource, Arc<DynamicObject>)> {
-        let belongs = |object: &DynamicObject| {
-            object.metadata.namespace.as_deref() == Some(namespace) && object.labels().get(POOL).map(String::as_str) == Some(stem)
+    pub(super) fn of_pool(&self, namespace: &str, stem: &str) -> Vec<(ApiResource, Arc<Packed>)> {
+        let belongs = |object: &Packed| {
+            object.meta().namespace.as_deref() == Some(namespace) && object.labels().get(POOL).map(String::as_str) == Some(stem)
         };
         let kinds = self.kinds.iter().filter(|kind| is_ready(&kind.store));
         kinds.flat_map(|kind| kind.store.state_filter(belongs).into_iter().map(|it| (kind.resource.clone(), it))).collect()

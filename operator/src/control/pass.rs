@@ -10,7 +10,7 @@ use super::observe::{Look, owner};
 use super::steps::Role;
 use super::tell;
 use crate::api::{ConditionReason, ScalingStatus, ServingPool};
-use crate::apply::{Action as Applied, Applied as Outcome, RequestError};
+use crate::apply::{Action as Applied, Applied as Outcome, Desired, RequestError};
 use crate::design::{Design, Template, revision_hash};
 use crate::names::Names;
 use crate::rollout::{self, Free, Goal, Mode, Plan, Pod, Revision, RouterView, Step};
@@ -111,12 +111,13 @@ impl<'a> Pass<'a> {
             self.say_deleting().await;
             return true;
         }
-        let design = self.design().await;
-        if let Some(design) = &design {
+        let made = self.design().await;
+        if let Some((_, objects)) = &made {
             let at = Instant::now();
-            self.apply(design).await;
+            self.apply(objects).await;
             self.stages.push((span::APPLY, at.elapsed()));
         }
+        let design = made.map(|(design, _)| design);
         // A spec that cannot be served changes nothing; what was made from the last one is still looked after by routers and kubelet.
         let known = design.clone().or_else(|| self.memory.design.clone());
         let at = Instant::now();
@@ -140,8 +141,8 @@ impl<'a> Pass<'a> {
         decided.plan.settled() && decided.drafts_settled && in_sync && known.bearer.is_some()
     }
 
-    /// What the pool asks for, if it can be served.
-    async fn design(&mut self) -> Option<Arc<Design>> {
+    /// What the pool asks for, if it can be served, and its objects. Only the first outlives the pass: objects are large, and stand in the cache.
+    async fn design(&mut self) -> Option<(Arc<Design>, Vec<Desired>)> {
         let at = Instant::now();
         let references = self.context.blueprint.references(self.pool);
         let found = self.context.references.find(self.pool, &references, &self.context.caches).await;
@@ -158,10 +159,11 @@ impl<'a> Pass<'a> {
         let design = self.context.blueprint.design(self.pool, &found);
         self.stages.push((span::DESIGN, at.elapsed()));
         match design {
-            Ok(design) => {
+            Ok(mut design) => {
+                let objects = std::mem::take(&mut design.objects);
                 let design = Arc::new(design);
                 self.memory.design = Some(Arc::clone(&design));
-                Some(design)
+                Some((design, objects))
             }
             Err(faults) => {
                 for fault in faults {
@@ -173,18 +175,18 @@ impl<'a> Pass<'a> {
     }
 
     /// Brings every object but pods to what it should be.
-    async fn apply(&mut self, design: &Design) {
+    async fn apply(&mut self, objects: &[Desired]) {
         let owner = match owner(self.pool) {
             Ok(owner) => owner,
             Err(fault) => return self.fault(fault),
         };
         let caches = &self.context.caches;
         let (known, unknown): (Vec<_>, Vec<_>) =
-            design.objects.iter().cloned().partition(|desired| caches.trouble(&desired.resource).is_none());
-        let outcome = self.context.applier.apply(&owner, &known, |desired| caches.live(desired)).await;
+            objects.iter().partition(|desired: &&Desired| caches.trouble(&desired.resource).is_none());
+        let outcome = self.context.applier.apply(&owner, known, |desired| caches.live(desired)).await;
         self.took(outcome);
         let mut kinds: Vec<&str> = Vec::new();
-        for desired in &unknown {
+        for desired in unknown {
             if let Some(trouble) = caches.trouble(&desired.resource).filter(|_| !kinds.contains(&&*desired.resource.kind)) {
                 kinds.push(&desired.resource.kind);
                 self.failed = true;
@@ -197,7 +199,7 @@ impl<'a> Pass<'a> {
         }
         let names = Names::new(&self.pool.name_any());
         let live = caches.of_pool(&self.pool.namespace().unwrap_or_default(), names.stem());
-        let outcome = self.context.applier.prune(&owner, &design.objects, live.into_iter()).await;
+        let outcome = self.context.applier.prune(&owner, objects, live.into_iter()).await;
         self.took(outcome);
     }
 

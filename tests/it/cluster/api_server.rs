@@ -21,7 +21,7 @@ fn crds() -> String {
 }
 
 /// Applies the CRD and waits until pools can be made.
-async fn install(cluster: &Cluster, args: &[&str]) {
+pub async fn install(cluster: &Cluster, args: &[&str]) {
     let folder = crds();
     kubectl(cluster, &[&["apply", "-f", &folder], args].concat());
     established(cluster).await;
@@ -37,7 +37,7 @@ async fn established(cluster: &Cluster) {
     .await;
 }
 
-fn pool(namespace: &str, name: &str) -> Value {
+pub fn pool(namespace: &str, name: &str) -> Value {
     json!({
         "apiVersion": "kvasir.dev/v1alpha1", "kind": "ServingPool",
         "metadata": {"name": name, "namespace": namespace},
