@@ -9,7 +9,7 @@ mod helm;
 mod monitoring;
 mod objects;
 mod programs;
-mod rights;
+pub(crate) mod rights;
 mod values;
 
 use helm::{Helm, chart};

@@ -12,6 +12,7 @@ mod models;
 mod operator;
 mod played;
 mod rollouts;
+mod rights;
 mod serving;
 pub(crate) mod support;
 mod traffic;

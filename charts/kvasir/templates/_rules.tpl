@@ -1,6 +1,6 @@
 {{/*
-The operator's rights, once, for both scopes. No wildcard, no verb without its reason. The end-to-end test compares this list with the
-verbs of the API server's audit log: a verb that is used and missing, or granted and unused, is red.
+The operator's rights, once, for both scopes. No wildcard, no verb without its reason. `tests/it/cluster/rights.rs` compares this list
+with the verbs of the API server's audit log: a verb that is used and missing, or granted and unused, is red.
 
 `create` stands beside `patch` wherever objects are applied: an apply that makes an object is checked for both.
 */}}

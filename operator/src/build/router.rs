@@ -173,7 +173,7 @@ pub(super) fn role(frame: &Frame<'_>) -> Role {
                 api_groups: Some(text(&[""])),
                 resources: Some(text(&["secrets"])),
                 resource_names: Some(vec![frame.names.keys()]),
-                verbs: text(&["get", "list", "watch"]),
+                verbs: text(&["get", "watch"]),
                 ..PolicyRule::default()
             },
         ]),
