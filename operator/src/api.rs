@@ -148,6 +148,15 @@ pub struct ServingPoolSpec {
     pub pod_template_patch: Option<serde_json::Value>,
 }
 
+// === impl ServingPool ===
+
+impl ServingPool {
+    /// What the operator has said of the pool; `None` before it looked, when the API server fills in that nobody has.
+    pub fn told(&self) -> Option<&ServingPoolStatus> {
+        self.status.as_ref().filter(|status| status.observed_generation.is_some())
+    }
+}
+
 /// A key of a Secret in the pool's namespace.
 #[derive(KubeSchema, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

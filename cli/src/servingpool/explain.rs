@@ -38,7 +38,7 @@ pub enum State {
 
 /// All parts, what matters most first.
 pub fn explain(pool: &ServingPool, pods: &[Pod], events: &[Event]) -> Vec<Answer> {
-    let Some(status) = &pool.status else {
+    let Some(status) = pool.told() else {
         let text = "the operator has not looked at it yet; check that it runs and watches this namespace";
         return vec![Answer { topic: "Serving", state: State::Unknown, lines: vec![text.to_owned()] }];
     };

@@ -16,7 +16,7 @@ pub(super) fn json(out: &mut impl Write, value: &impl Serialize) -> Result<(), P
 
 /// What a pool is.
 pub(super) fn status(out: &mut impl Write, pool: &ServingPool) -> io::Result<()> {
-    let Some(status) = &pool.status else {
+    let Some(status) = pool.told() else {
         return writeln!(out, "{}: the operator has not looked at it yet", pool.name_any());
     };
     let routers = status.routers.clone().unwrap_or_default();

@@ -1,10 +1,12 @@
 //! The CRD that follows from the types, as an object and as the text of the file in `crds/`.
 //!
 //! Owns what the derive leaves open: no `nullable` (an explicit null then means the default), no schema titles, defaults that let nested defaults apply,
-//! and the YAML that a person can read in a diff. Refuses to know any field by name.
+//! the status of a pool that nobody has looked at yet, and the YAML that a person can read in a diff. Refuses to know any field by name.
 
-use super::ServingPool;
+use super::{Condition, ConditionReason, ConditionStatus, ConditionType, ServingPool};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::CustomResourceExt as _;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value};
@@ -21,9 +23,20 @@ pub fn crd() -> Result<CustomResourceDefinition, serde_json::Error> {
             if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
                 tidy(schema);
             }
+            if let Some(status) = version.pointer_mut("/schema/openAPIV3Schema/properties/status") {
+                status["default"] = serde_json::json!({ "conditions": [awaited()] });
+            }
         }
     }
     serde_json::from_value(value)
+}
+
+/// What the API server says of a new pool until the operator does. Without it who waits (kstatus, as Helm does) takes a pool without a status
+/// for one that is as wanted.
+fn awaited() -> Condition {
+    let text = "the operator has not looked at the pool yet; check that it runs and watches this namespace";
+    let never = Time(Timestamp::UNIX_EPOCH);
+    Condition::new(ConditionType::Ready, ConditionStatus::Unknown, ConditionReason::Pending, text.to_owned(), None, never)
 }
 
 /// The text of `crds/servingpools.kvasir.dev.yaml`.

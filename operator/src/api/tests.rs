@@ -43,6 +43,18 @@ fn the_committed_crd_is_what_the_types_say() {
 }
 
 #[test]
+fn a_pool_that_nobody_has_looked_at_is_not_taken_for_one_that_is_as_wanted() {
+    let status: ServingPoolStatus = serde_json::from_value(schema()["properties"]["status"]["default"].clone()).unwrap();
+    let ready = &status.conditions[0];
+    assert_eq!((&*ready.condition_type, ready.status, &*ready.reason), ("Ready", ConditionStatus::Unknown, "Pending"));
+    let file = json!({"apiVersion": "kvasir.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": "a"}, "spec": {"model": {"source": {"file": {"path": "/a.gguf"}}}}, "status": status});
+    let mut pool: ServingPool = serde_json::from_value(file).unwrap();
+    assert!(pool.told().is_none());
+    pool.status.as_mut().unwrap().observed_generation = Some(1);
+    assert!(pool.told().is_some());
+}
+
+#[test]
 fn the_crd_is_smaller_than_100_kib_of_json() {
     let bytes = serde_json::to_vec(&crd().unwrap()).unwrap().len();
     assert!(bytes < 100 << 10, "{bytes} bytes");

@@ -218,7 +218,7 @@ impl Pass<'_> {
     pub(super) fn former(&self) -> Option<ServingPoolStatus> {
         match &self.memory.status {
             Some((written, status)) if version(self.pool).is_none_or(|cached| cached < *written) => Some(status.clone()),
-            _ => self.pool.status.clone(),
+            _ => self.pool.told().cloned(),
         }
     }
 

@@ -112,7 +112,11 @@ fn scale_writes_replicas_and_the_status_has_its_own_door() {
             get(cluster, &["-n", &namespace, "spool", "a"])
         };
         let before = get(cluster, &["-n", &namespace, "spool", "a"])["metadata"]["generation"].clone();
-        assert!(patch(&[], &json!({"replicas": 2})).get("status").is_none(), "the main door drops a status");
+        let new = patch(&[], &json!({"replicas": 2}))["status"].clone();
+        assert_eq!(new["replicas"], 0, "the main door drops a status: {new}");
+        // Who waits for a pool that nobody has looked at goes on waiting.
+        let ready = &new["conditions"][0];
+        assert_eq!((&ready["type"], &ready["status"], &ready["reason"]), (&json!("Ready"), &json!("Unknown"), &json!("Pending")));
         let written = patch(&["--subresource=status"], &json!({"replicas": 2}));
         assert_eq!((&written["status"]["replicas"], &written["metadata"]["generation"]), (&json!(2), &before));
     });

@@ -5,7 +5,7 @@
 //! node is needed: pods that nobody runs are made, changed and deleted all the same.
 
 use super::api_server::{pool, root};
-use super::operator::Operator;
+use super::operator_process::Operator;
 use super::support::{apply, built, eventually, get, kubectl, on_cluster, step, try_kubectl};
 use crate::chart::rights::rights;
 use crate::e2e::support::{Process, free_port};
@@ -333,8 +333,8 @@ fn nothing_is_given_away(cluster: &Cluster, namespace: &str, said: &str) {
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = |chunk: &[u8]| {
-        let bits = chunk.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        (0..=chunk.len()).map(move |at| char::from(DIGITS[(bits >> (18 - 6 * at)) as usize & 63])).collect::<String>()
+        let bits = chunk.iter().fold(0u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        (0..=chunk.len()).map(move |at| char::from(DIGITS[((bits >> (18 - 6 * at)) & 63) as usize])).collect::<String>()
     };
     bytes.chunks(3).map(digits).collect()
 }
