@@ -58,6 +58,12 @@ impl Plan {
         Ipv4Addr::new(10, 128 + self.place, third, fourth)
     }
 
+    /// Pod addresses that played nodes hand out when the test serves them itself: loopback, where every address can be listened on.
+    pub(crate) fn served_pod(self, number: u32) -> Ipv4Addr {
+        let [third, fourth] = (1 + (number & 0x7fff) as u16).to_be_bytes();
+        Ipv4Addr::new(127, 64 + self.place, third, fourth)
+    }
+
     /// ClusterIPs.
     pub(crate) fn services(self) -> String {
         format!("10.{}.0.0/16", 160 + self.place)
@@ -107,6 +113,8 @@ mod tests {
             let [_, second, third, _] = plan.played_pod(number).octets();
             assert_eq!(second, 131);
             assert!(usize::from(third) >= NODES_MAX);
+            let served = plan.served_pod(number);
+            assert!(served.is_loopback() && served.octets()[1] == 67 && served.octets()[2..] != [0, 0], "{served}");
         }
     }
 }

@@ -57,6 +57,8 @@ struct Inner {
     /// Uid → address.
     addresses: BTreeMap<String, Ipv4Addr>,
     addresses_given: u32,
+    /// Whether pods get addresses on which the test listens.
+    served: bool,
     script: Script,
 }
 
@@ -78,6 +80,7 @@ impl PlayedNodes {
             pods: BTreeMap::new(),
             addresses: BTreeMap::new(),
             addresses_given: 0,
+            served: false,
             script: Box::new(|_| Play::Run),
         };
         let state = Arc::new(State { plan, inner: Mutex::new(inner), again: Notify::new() });
@@ -108,6 +111,16 @@ impl PlayedNodes {
     pub fn script(&self, script: impl Fn(&Pod) -> Play + Send + Sync + 'static) {
         self.state.lock().script = Box::new(script);
         self.state.again.notify_one();
+    }
+
+    /// Asks the script again, because what it knows has changed.
+    pub fn again(&self) {
+        self.state.again.notify_one();
+    }
+
+    /// From now on pods get loopback addresses, each its own, so that the test can answer in their place. EndpointSlices hold no such addresses.
+    pub fn serve_pods(&self) {
+        self.state.lock().served = true;
     }
 
     /// The node falls silent: no leases, no pod moves. The node controller finds out by itself.
@@ -166,7 +179,8 @@ impl State {
         let address = if let Some(address) = inner.addresses.get(&uid) {
             *address
         } else {
-            let address = self.plan.played_pod(inner.addresses_given);
+            let number = inner.addresses_given;
+            let address = if inner.served { self.plan.served_pod(number) } else { self.plan.played_pod(number) };
             inner.addresses_given += 1;
             inner.addresses.insert(uid, address);
             address

@@ -203,5 +203,6 @@ pub fn soak(factor: u32) -> Outcome {
     let mut tools = Tools::default();
     optional("Kubernetes", harness("kubernetes"), &mut tools.cluster)?;
     optional("Helm", harness("helm"), &mut tools.helm)?;
-    run(tools.named(&mut cluster_tests("cluster::rollouts")).env("KVASIR_ROLLOUTS", times(1)))
+    run(tools.named(&mut cluster_tests("cluster::rollouts")).env("KVASIR_ROLLOUTS", times(1)))?;
+    run(tools.named(&mut cluster_tests("cluster::lives")).env("KVASIR_LIVES", times(1)))
 }
