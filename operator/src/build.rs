@@ -159,6 +159,7 @@ impl Blueprint for Builder {
                 ..ModelFacts::default()
             },
             draft: pool.draft.is_some(),
+            link: devices::link(&pool),
             survives: Some(survives(&pool)),
             notes: secrets.notes.into_iter().chain(pool.notes.iter().cloned()).collect(),
         })

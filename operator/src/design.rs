@@ -65,6 +65,8 @@ pub struct Design {
     pub model: ModelFacts,
     /// Whether a draft is asked for.
     pub draft: bool,
+    /// Attribute that the devices of a worker and of its draft have to share; absent where nothing ties them.
+    pub link: Option<String>,
     /// What a change in place keeps, for people.
     pub survives: Option<String>,
     /// What is served otherwise than asked for.

@@ -119,7 +119,8 @@ fn rollout(observed: &Observed<'_>, former: Option<&ServingPoolStatus>) -> Optio
         None => old.map_or((RolloutMode::Auto, None), |rollout| (rollout.mode, rollout.mode_message.clone())),
     };
     let hold = plan.report.waits.first().filter(|_| plan.steps.is_empty()).map(|wait| {
-        let (reason, message) = (wait_reason(wait).as_str().to_owned(), wait.to_string());
+        let (reason, message) = held(wait, observed.link);
+        let reason = reason.as_str().to_owned();
         let same = old.and_then(|rollout| rollout.hold.as_ref()).filter(|hold| hold.reason == reason);
         HoldStatus { since: same.map_or_else(|| now.clone(), |hold| hold.since.clone()), reason, message }
     });
@@ -146,6 +147,22 @@ fn headline(verdicts: &[(C, Verdict); 9]) -> String {
         .to_owned()
 }
 
+/// Word and message for what a plan waits for. Where target and draft need linked devices and none can be allocated, the link is named: the
+/// scheduler says only that claims cannot be met.
+fn held(wait: &Wait, link: Option<&str>) -> (R, String) {
+    match (wait, link) {
+        (Wait::Coming { why, .. }, Some(link)) if lacks_claim(why) => {
+            (R::NoLinkedDevices, format!("{wait}; target and draft need free devices of one node with the same {link}"))
+        }
+        _ => (wait_reason(wait), wait.to_string()),
+    }
+}
+
+/// Whether the scheduler says that claims cannot be met.
+pub fn lacks_claim(why: &str) -> bool {
+    why.contains("cannot allocate")
+}
+
 /// The documented word for what a plan waits for.
 pub fn wait_reason(wait: &Wait) -> R {
     match wait {
@@ -165,7 +182,7 @@ pub fn pod_reason(why: &str) -> R {
         () if has(&["CrashLoopBackOff", "restarts again and again", "RunContainerError"]) => R::WorkersCrashing,
         () if has(&["ImagePull", "ErrImage", "InvalidImageName"]) => R::ImageUnavailable,
         // Extended resources and device classes have a slash in their names or are "allocated"; cpu and memory have neither.
-        () if has(&["cannot allocate"]) || lacks_device(why) => R::InsufficientAccelerators,
+        () if lacks_claim(why) || lacks_device(why) => R::InsufficientAccelerators,
         () if has(&["nodes are available", "no nodes available", "Insufficient"]) => R::Unschedulable,
         () => R::WaitingForRoutable,
     }
@@ -216,8 +233,8 @@ impl View<'_> {
     fn trouble(&self) -> Option<(R, String)> {
         let waits = &self.plan().report.waits;
         waits.iter().filter(|wait| matches!(wait, Wait::Coming { .. })).find_map(|wait| {
-            let reason = wait_reason(wait);
-            (reason != R::WaitingForRoutable).then(|| (reason, wait.to_string()))
+            let (reason, message) = held(wait, self.observed.link);
+            (reason != R::WaitingForRoutable).then_some((reason, message))
         })
     }
 
@@ -271,7 +288,10 @@ impl View<'_> {
             None if self.observed.plan.is_none() => {
                 (S::Unknown, R::Pending, "the workers have not been looked at yet".to_owned())
             }
-            Some(wait) if self.plan().steps.is_empty() => (S::True, wait_reason(wait), wait.to_string()),
+            Some(wait) if self.plan().steps.is_empty() => {
+                let (reason, message) = held(wait, self.observed.link);
+                (S::True, reason, message)
+            }
             _ if self.rolling => (S::True, R::RollingOut, numbers),
             _ => (S::True, R::Scaling, format!("{} workers for {} wished", self.observed.pods.len(), self.wished())),
         }

@@ -12,6 +12,7 @@ mod lives;
 mod models;
 mod operator;
 mod operator_process;
+mod pairs;
 mod played;
 mod rights;
 mod rollouts;

@@ -32,6 +32,14 @@ pub(super) fn is_optional_pair(pool: &Pool) -> bool {
     pair && pool.draft.as_ref().is_some_and(|draft| draft.optional)
 }
 
+/// Attribute that devices of target and draft have to share.
+pub(super) fn link(pool: &Pool) -> Option<String> {
+    match &pool.devices {
+        Devices::Class { ask, link, .. } if ask.draft.is_some() => link.clone(),
+        Devices::Class { .. } | Devices::Resource { .. } | Devices::None => None,
+    }
+}
+
 /// Claim templates of all pods of the pool.
 pub(super) fn templates(frame: &Frame<'_>) -> Vec<ResourceClaimTemplate> {
     let pool = frame.pool;

@@ -59,6 +59,7 @@ impl Pass<'_> {
         };
         let mut observed = self.observed(words, look.workers.iter().filter(|seen| is_ready(seen)).count());
         observed.selector = &design.selector;
+        observed.link = design.link.as_deref();
         observed.survives = design.survives.as_deref();
         observed.progress_deadline = design.rollout.progress_deadline;
         observed.scaling.clone_from(&decided.scaling);
@@ -146,6 +147,7 @@ impl Pass<'_> {
             ready,
             selector: "",
             template_hash: words.template_hash,
+            link: None,
             survives: None,
             progress_deadline: PROGRESS_DEADLINE,
             model: words.model,
@@ -187,6 +189,17 @@ impl Pass<'_> {
             }
             _ => None,
         });
+        // A pair that waits for linked devices is a worker that waits.
+        let unlinked = design.link.as_deref().and_then(|link| {
+            look.workers.iter().find_map(|seen| match &seen.pod.health {
+                Health::Pending(Some(why)) if status::lacks_claim(why) => {
+                    let text =
+                        format!("pod {}: no node has free devices for target and draft with the same {link}", seen.pod.name);
+                    Some((ConditionReason::NoLinkedDevices, format!("{text} ({why})")))
+                }
+                _ => None,
+            })
+        });
         let placeable = |reason: &ConditionReason| reason.types().contains(&ConditionType::DraftPlaced);
         DraftFacts {
             same_tokenizer: draft.as_ref().zip(target.as_ref()).map(|(draft, target)| draft.tokenizer == target.tokenizer),
@@ -196,7 +209,7 @@ impl Pass<'_> {
                 let text = "no node has free devices for target and draft together, so the pool is served without its draft";
                 Some((ConditionReason::ServingWithoutDraft, text.to_owned()))
             } else {
-                waits.filter(|(reason, _)| placeable(reason))
+                unlinked.or_else(|| waits.filter(|(reason, _)| placeable(reason)))
             },
             replicas: look
                 .drafts

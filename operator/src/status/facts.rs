@@ -24,6 +24,8 @@ pub struct Observed<'a> {
     pub selector: &'a str,
     /// Hash of the newest template.
     pub template_hash: String,
+    /// Attribute that the devices of a worker and of its draft have to share.
+    pub link: Option<&'a str>,
     /// What a change in place keeps, for people.
     pub survives: Option<&'a str>,
     /// Time without a move after which a rollout counts as failed.

@@ -38,6 +38,7 @@ fn observed<'a>(goal: &'a Goal, plan: Option<&'a Plan>, second: i64) -> Observed
         ready: 0,
         selector: "a=b",
         template_hash: "new-1".to_owned(),
+        link: None,
         survives: None,
         progress_deadline: Duration::from_mins(15),
         model: ModelFacts { name: "m".to_owned(), ..ModelFacts::default() },
@@ -282,4 +283,21 @@ fn what_pods_suffer_from_has_a_documented_word() {
     assert_eq!(word("0/3 nodes are available: 3 Insufficient cpu."), "Unschedulable");
     assert_eq!(word("0/3 nodes are available: 3 node(s) had untolerated taint"), "Unschedulable");
     assert_eq!(word("it starts"), "WaitingForRoutable");
+}
+
+#[test]
+fn a_pair_that_finds_no_linked_devices_is_said_with_its_link() {
+    let goal = goal(1);
+    let why = "0/2 nodes are available: 2 cannot allocate all claims.";
+    let waits = vec![Wait::Coming { pod: "p-0".to_owned(), why: why.to_owned() }];
+    let plan = plan(1, 0, 0, 0, vec![], waits);
+    let mut now = observed(&goal, Some(&plan), 10);
+    assert_eq!(is(&compute(&now, None), C::Progressing), (S::True, "InsufficientAccelerators".to_owned()));
+    now.link = Some("gpu.example.com/link");
+    let status = compute(&now, None);
+    for kind in [C::Progressing, C::Degraded] {
+        assert_eq!(is(&status, kind), (S::True, "NoLinkedDevices".to_owned()), "{kind}");
+        let said = status.conditions.iter().find(|it| it.condition_type == kind.as_str()).unwrap();
+        assert!(said.message.contains("gpu.example.com/link") && said.message.contains(why), "{}", said.message);
+    }
 }

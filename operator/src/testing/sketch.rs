@@ -120,6 +120,7 @@ impl Blueprint for Sketch {
             },
             model: ModelFacts { name: pool.name_any(), ..ModelFacts::default() },
             draft: labelled("pair").or(labelled("drafts")).is_some(),
+            link: None,
             survives: None,
             notes: Vec::new(),
         })
