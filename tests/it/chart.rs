@@ -3,6 +3,7 @@
 //! Owns the value sets in `charts/kvasir/tests/values` and their golden renders. What an API server says of these
 //! objects stands in `cluster`, a stage of its own; pods are the business of the end-to-end test. A render takes about 50 ms.
 
+mod arguments;
 mod cluster;
 mod examples;
 mod helm;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 
 /// What each example must still show.
-const EXAMPLES: [(&str, &str); 4] = [
+pub const EXAMPLES: [(&str, &str); 4] = [
     ("first", "first"),
     ("a-shared-prompt", "shared-prompt"),
     ("b-long-answers", "long-answers"),
@@ -31,7 +31,7 @@ fn lost(path: &str, written: &Value, read: &Value, found: &mut Vec<String>) {
     }
 }
 
-fn pool(helm: &Helm, file: &str) -> (Value, ServingPool) {
+pub fn pool(helm: &Helm, file: &str) -> (Value, ServingPool) {
     let text = fs::read_to_string(root().join(format!("deploy/examples/{file}.yaml"))).unwrap();
     let written = helm.parse(&text).into_iter().find(|object| object["kind"] == "ServingPool").unwrap();
     let read = serde_json::from_value(written.clone()).unwrap_or_else(|error| panic!("{file}: {error}"));
