@@ -3,7 +3,7 @@
 
 use super::examples::{EXAMPLES, pool};
 use super::helm::{Helm, chart, container_args, one};
-use clap::{Command, CommandFactory as _, Parser as _};
+use clap::{Command, CommandFactory as _};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kvasir_operator::api::ServingPool;

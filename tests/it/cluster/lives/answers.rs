@@ -200,7 +200,7 @@ impl Truth {
     }
 
     fn judge_creation(&mut self, uid: &str) {
-        let live = self.workers().filter(|(_, it)| !it.dead && !(it.taken && it.leaving)).count() as u32;
+        let live = self.workers().filter(|(_, it)| !(it.dead || it.taken && it.leaving)).count() as u32;
         let most = self.held().map(Wish::most).max().unwrap_or_default();
         let wished = self.held().map(|wish| wish.replicas).max().unwrap_or_default();
         let seen = self.pods.get_mut(uid).unwrap();
@@ -215,7 +215,7 @@ impl Truth {
         self.moves += 1;
         self.ends(uid, "removal of");
         if let Some(seen) = self.pods.remove(uid) {
-            seen.server.inspect(|server| server.abort());
+            seen.server.inspect(tokio::task::JoinHandle::abort);
         }
         self.told.remove(uid);
     }
