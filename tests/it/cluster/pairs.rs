@@ -37,16 +37,16 @@ async fn said(cluster: &Cluster, namespace: &str, name: &str, kind: &str, reason
     .await
 }
 
-/// Devices of the pool's worker by request, once it runs.
+/// Devices of the pool's worker by request, once it runs; one that could not be placed may have been replaced by then.
 async fn allocated(cluster: &Cluster, namespace: &str, name: &str) -> Vec<(String, String, String)> {
-    let pod = format!("{name}-worker-0");
-    eventually(&format!("pod `{pod}` runs"), || {
+    let worker = format!("{name}-worker-");
+    eventually(&format!("a pod `{worker}` runs"), || {
         let pods = get(cluster, &["-n", namespace, "pods"]);
-        let found = pods["items"].as_array().unwrap().iter().find(|it| it["metadata"]["name"] == *pod);
-        let pod = found.cloned().unwrap_or_default();
-        if pod["status"]["phase"] != "Running" {
-            return Err(pod["status"].to_string());
-        }
+        let of_worker = |it: &&Value| it["metadata"]["name"].as_str().is_some_and(|pod| pod.starts_with(&worker));
+        let workers: Vec<&Value> = pods["items"].as_array().unwrap().iter().filter(of_worker).collect();
+        let Some(pod) = workers.iter().find(|it| it["status"]["phase"] == "Running") else {
+            return Err(workers.iter().map(|it| it["status"].to_string()).collect());
+        };
         let claim = pod["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str().unwrap_or_default().to_owned();
         let claim = get(cluster, &["-n", namespace, "resourceclaim", &claim]);
         let results = claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default();
