@@ -1,6 +1,6 @@
 //! A whole router on its ports, in front of mock workers.
 
-mod cluster;
+mod slices;
 mod keys;
 
 use super::*;

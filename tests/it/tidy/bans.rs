@@ -59,6 +59,21 @@ fn banned_words_are_not_written() {
     report("bans", &findings);
 }
 
+/// The gate runs tests on clusters in a stage of their own, chosen by a part of their names. Another test with that part would run in neither stage.
+#[test]
+fn only_the_tests_on_clusters_have_cluster_in_their_path() {
+    let findings: Vec<String> = sources()
+        .into_iter()
+        .filter(|source| !source.path.starts_with("tests/it/"))
+        .filter(|source| source.path.ends_with("/cluster.rs") || source.path.contains("/cluster/"))
+        .filter(|source| source.text.contains("#[test]") || source.text.contains("#[tokio::test"))
+        .map(|source| {
+            format!("{}: the stage `tests` leaves out what has `cluster::` in its path; name the module otherwise", source.path)
+        })
+        .collect();
+    report("cluster", &findings);
+}
+
 #[test]
 fn unsafe_code_stays_in_its_two_homes() {
     let findings: Vec<String> = sources()

@@ -1,6 +1,6 @@
 //! Keys that are given and withdrawn while a router runs.
 
-use super::cluster::{get, until_get};
+use super::slices::{get, until_get};
 use super::*;
 use crate::testing::{ApiServer, Reply, Verb, event};
 use k8s_openapi::ByteString;
