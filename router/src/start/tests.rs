@@ -1,7 +1,7 @@
 //! A whole router on its ports, in front of mock workers.
 
-mod slices;
 mod keys;
+mod slices;
 
 use super::*;
 use crate::TenantSource;
