@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         &asked,
         serde_json::to_vec(&serde_json::json!({ "text": measure::CORPUS, "windows": windows, "threads": THREADS }))?,
     )?;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/py/llama_numerics.py");
+    let script = "tests/py/llama_numerics.py";
     let out = Command::new(&python).arg(script).arg(&path).arg(&asked).arg(&answered).output()?;
     if !out.status.success() {
         return Err(format!("{python} {script}: {}\n{}", out.status, String::from_utf8_lossy(&out.stderr)).into());

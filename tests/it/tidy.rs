@@ -2,6 +2,7 @@
 //!
 //! Each rule names its replacement. Numbers that may only fall are ratchets: lower them when the code gets better.
 
+use crate::root;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,6 @@ mod sizes;
 struct Source {
     path: String,
     text: String,
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace holds this crate").to_owned()
 }
 
 /// Every Rust file of the workspace, generated ones excepted.

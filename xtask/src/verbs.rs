@@ -5,8 +5,10 @@ use crate::tools::{self, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The checkout that this was started from. Not the one that it was built in: clones that share a target folder share this program too.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    own.parent().unwrap_or(Path::new(".")).to_owned()
 }
 
 fn cargo(args: &[&str]) -> Command {

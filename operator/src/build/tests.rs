@@ -86,7 +86,7 @@ fn sorted(value: Value) -> Value {
 }
 
 fn example(file: &str) -> ServingPool {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples").join(file);
+    let path = Path::new("../deploy/examples").join(file);
     let text = std::fs::read_to_string(&path).unwrap();
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
     let mut pool = documents.into_iter().find(|it| it["kind"] == "ServingPool").unwrap();

@@ -3,9 +3,10 @@
 //!
 //! No pod runs here: that is the business of the tests with real nodes.
 
-use super::helm::{Helm, chart, one, root};
+use super::helm::{Helm, chart, one};
 use super::{objects::copy, rights::rights, values_of};
 use crate::e2e::support::program;
+use crate::root;
 use kvasir_cluster::{Cluster, Layers};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,6 +1,7 @@
 //! The example pools: they are what the types read, and they keep saying what they are for.
 
-use super::helm::{Helm, root};
+use super::helm::Helm;
+use crate::root;
 use kvasir_operator::api::ServingPool;
 use serde_json::Value;
 use std::fs;

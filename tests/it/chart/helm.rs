@@ -1,6 +1,7 @@
 //! A real Helm without a cluster, and what it renders as objects.
 
 use crate::e2e::support::program;
+use crate::root;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,6 @@ const KUBE_VERSION: &str = "1.34.4";
 pub struct Helm {
     binary: PathBuf,
     home: TempDir,
-}
-
-/// The root of the repository.
-pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
 /// The chart's folder.

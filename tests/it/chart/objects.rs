@@ -1,7 +1,8 @@
 //! What every rendered object must be: named, labelled, selectable for ever, restricted; and CRDs that are the generated ones.
 
-use super::helm::{Helm, chart, container_args, one, root};
+use super::helm::{Helm, chart, container_args, one};
 use super::values_of;
+use crate::root;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

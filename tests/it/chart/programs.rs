@@ -1,7 +1,8 @@
 //! What chart and images say to the programs is what the programs take.
 
-use super::helm::{Helm, container_args, one, root};
+use super::helm::{Helm, container_args, one};
 use super::values_of;
+use crate::root;
 use clap::Parser as _;
 use kvasir_cli::args::{Cli, Command, GenerateArgs};
 use serde_json::Value;

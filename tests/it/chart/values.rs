@@ -165,7 +165,7 @@ fn the_documented_table_is_the_one_of_schema_and_defaults() {
             defaults.pointer(&format!("/{}", path.replace('.', "/"))).map_or_else(String::new, |value| format!("`{value}`"));
         writeln!(table, "| `{path}` | {default} | {} |", schema["description"].as_str().unwrap()).unwrap();
     }
-    let page = super::helm::root().join("docs/kubernetes.md");
+    let page = crate::root().join("docs/kubernetes.md");
     let text = fs::read_to_string(&page).unwrap();
     let (head, rest) = text.split_once(BEGIN).unwrap();
     let (_, tail) = rest.split_once(END).unwrap();

@@ -1,20 +1,15 @@
 //! API server only: what it makes of `crds/` and of the examples, which no schema library on the client's side can say.
 
 use super::support::{apply, eventually, feed, get, kubectl, on_cluster, try_kubectl};
+use crate::root;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kvasir_cluster::{Cluster, Layers};
 use kvasir_operator::api::ServingPoolSpec;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 
 const CRD: &str = "customresourcedefinition/servingpools.kvasir.dev";
-
-/// The root of the repository.
-pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
-}
 
 fn crds() -> String {
     root().join("crds").display().to_string()

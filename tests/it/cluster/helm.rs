@@ -1,12 +1,12 @@
 //! The whole road: `helm install`, `kubectl apply` of a pool, a tenant's request answered; then what users rely on, and `helm test`.
 
-use super::api_server::root;
 use super::serving::Pool;
 use super::support::{
     MODEL, MODELS, PATIENCE, ROUTER, WORKER, apply, claim, get, kubectl, load_images, model_volume, on_nodes, step,
 };
 use crate::e2e::jaeger::Jaeger;
 use crate::e2e::support::program;
+use crate::root;
 use kvasir_cluster::{Cluster, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn script(name: &str) -> String {
-    format!("{}/py/{name}", env!("CARGO_MANIFEST_DIR"))
+    format!("py/{name}")
 }
 
 async fn run(mut command: Command) {
@@ -24,7 +24,7 @@ fn the_openai_sdk_and_a_python_grpc_client_get_what_they_expect() {
         let mut sdk = Command::new(&python);
         sdk.arg(script("openai_sdk.py")).arg(format!("http://{}", fleet.http())).arg(fleet.model());
         run(sdk).await;
-        let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
+        let protos = Path::new("../proto");
         let mut grpc = Command::new(&python);
         grpc.arg(script("grpc_client.py")).arg(fleet.grpc().to_string()).arg(fleet.model()).arg(protos);
         run(grpc).await;

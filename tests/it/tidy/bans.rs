@@ -1,6 +1,7 @@
 //! Things that may not be written, each with what to write instead.
 
-use super::{before_tests, is_test, report, root, sources, walk};
+use super::{before_tests, is_test, report, sources, walk};
+use crate::root;
 
 /// Pattern, where it is allowed (path fragments), what to do instead.
 const BANS: &[(&str, &[&str], &str)] = &[

@@ -1,6 +1,7 @@
 //! Documents that must follow the code.
 
-use super::{read, report, root, walk};
+use super::{read, report, walk};
+use crate::root;
 use kvasir_core::Reason;
 
 #[test]
