@@ -253,12 +253,14 @@ impl View<'_> {
         if let Some(fault) = self.lasting().filter(|fault| fault.reason.types().contains(&C::Ready)) {
             return (S::False, fault.reason, fault.message.clone());
         }
-        if wished == 0 {
-            return (S::False, R::ScaledToZero, "replicas is 0, so requests are refused; raise it to serve".to_owned());
-        }
         if self.observed.routers.ready == 0 {
             let text = format!("none of {} routers is Ready, so no worker can be routable", self.observed.routers.desired);
             return (S::False, R::NoReadyRouters, text);
+        }
+        // As of a Deployment without replicas: who waits for the pool waits for what was asked for, and that is here.
+        if wished == 0 {
+            let text = "replicas is 0, as asked for, so requests are refused; raise it to serve";
+            return (S::True, R::ScaledToZero, text.to_owned());
         }
         match self.trouble() {
             Some((reason, message)) if reason.types().contains(&C::Ready) => (S::False, reason, message),

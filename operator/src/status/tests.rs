@@ -153,7 +153,11 @@ fn check(now: &Observed<'_>, status: &ServingPoolStatus, late: bool) {
     let reconciling = now.deleting || (!stalled && (under_way || !now.faults.is_empty()));
     let truth = |yes: bool| if yes { S::True } else { S::False };
     let context = || format!("{now:?}\n{status:?}");
-    assert_eq!(is(status, C::Ready).0, truth(plan.report.routable > 0 && !now.deleting), "{}", context());
+    // Of none, none are asked for: a router that refuses for them is all there is to wait for.
+    let spec_at_fault = now.faults.iter().any(|fault| fault.lasting() && fault.reason.types().contains(&C::Ready));
+    let none = now.goal.replicas == 0 && now.routers.ready > 0 && !spec_at_fault;
+    let ready = (plan.report.routable > 0 || none) && !now.deleting;
+    assert_eq!(is(status, C::Ready).0, truth(ready), "{}", context());
     assert_eq!(is(status, C::Stalled).0, truth(stalled), "{}", context());
     assert_eq!(is(status, C::Reconciling).0, truth(reconciling), "{}", context());
     assert!(!(is(status, C::Stalled).0 == S::True && is(status, C::Reconciling).0 == S::True) || now.deleting, "{}", context());
@@ -164,7 +168,7 @@ fn check(now: &Observed<'_>, status: &ServingPoolStatus, late: bool) {
         assert_eq!(condition.observed_generation, Some(7));
         assert!(!condition.message.is_empty());
     }
-    let current = plan.report.routable > 0 && !now.deleting && !under_way && now.faults.is_empty() && !late;
+    let current = ready && !under_way && now.faults.is_empty() && !late;
     assert_eq!(kstatus(status) == "Current", current, "{}", context());
     if late && !now.deleting && !lasting {
         assert_eq!(is(status, C::Progressing), (S::False, "ProgressDeadlineExceeded".to_owned()));
@@ -192,13 +196,14 @@ fn a_rollout_is_not_complete_while_old_pods_make_up_the_count() {
     assert_eq!(status.rollout.unwrap().hold.unwrap().reason, "WaitingForRoutable");
 }
 
-/// Case 14: with 0 replicas the status stays empty and the reconcile never ends.
+/// Case 14: with 0 replicas the status stays empty and the reconcile never ends. Who waits for a pool that was asked for nothing need not wait
+/// (ADR 0006), but for its routers, which refuse for it.
 #[test]
 fn no_replicas_is_a_state_with_a_status() {
     let goal = goal(0);
     let status = compute(&observed(&goal, Some(&plan(0, 0, 0, 0, vec![], vec![])), 0), None);
-    assert_eq!(is(&status, C::Ready), (S::False, "ScaledToZero".to_owned()));
-    assert_eq!(is(&status, C::Reconciling).0, S::False);
+    assert_eq!(is(&status, C::Ready), (S::True, "ScaledToZero".to_owned()));
+    assert_eq!((status.reason.as_deref(), &*kstatus(&status)), (Some("ScaledToZero"), "Current"));
     assert_eq!((status.replicas, status.desired_replicas, status.rollout), (0, Some(0), None));
 }
 

@@ -34,7 +34,8 @@ async fn r52_a_pool_without_replicas_has_a_status_and_rests() {
     let run = Run::new(8);
     run.create("p", |spec| spec["replicas"] = json!(0));
     run.until_settled("p").await;
-    assert!(run.is("p", ConditionType::Ready, ConditionStatus::False, ConditionReason::ScaledToZero));
+    let is_there = |run: &Run| run.is("p", ConditionType::Ready, ConditionStatus::True, ConditionReason::ScaledToZero);
+    run.until("a router that refuses", is_there).await;
     sleep(Duration::from_secs(10)).await;
     let (writes, events) = (run.cluster.api.writes().len(), run.cluster.api.all("events").len());
     sleep(Duration::from_mins(1)).await;

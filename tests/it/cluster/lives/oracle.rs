@@ -104,7 +104,7 @@ impl World<'_> {
         match (facts.routable, wish.replicas) {
             (some, wished) if some >= wished && some > 0 => say("Ready", "True", &["Serving"]),
             (some, _) if some > 0 => say("Ready", "True", &["ServingWithFewer"]),
-            (_, 0) => say("Ready", "False", &["ScaledToZero"]),
+            (_, 0) => say("Ready", "True", &["ScaledToZero"]),
             _ if facts.troubles.contains(&"WorkersCrashing") => say("Ready", "False", &["WorkersCrashing", "NoRoutableWorkers"]),
             _ => say("Ready", "False", &["NoRoutableWorkers"]),
         }
