@@ -5,15 +5,16 @@
 
 mod api_server;
 mod at_rest;
+mod faults;
 mod fleet;
 mod harness;
 mod helm;
 mod lives;
 mod models;
 mod operator;
-mod operator_process;
 mod pairs;
 mod played;
+mod replicas;
 mod rights;
 mod rollouts;
 mod serving;

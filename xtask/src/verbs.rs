@@ -206,5 +206,7 @@ pub fn soak(factor: u32) -> Outcome {
     optional("Kubernetes", harness("kubernetes"), &mut tools.cluster)?;
     optional("Helm", harness("helm"), &mut tools.helm)?;
     run(tools.named(&mut cluster_tests("cluster::rollouts")).env("KVASIR_ROLLOUTS", times(1)))?;
-    run(tools.named(&mut cluster_tests("cluster::lives")).env("KVASIR_LIVES", times(1)))
+    run(tools.named(&mut cluster_tests("cluster::lives")).env("KVASIR_LIVES", times(1)))?;
+    run(tools.named(&mut cluster_tests("cluster::replicas")).env("KVASIR_SCALE_ROUNDS", times(10)))?;
+    run(tools.named(&mut cluster_tests("cluster::faults")).env("KVASIR_FAULTS", times(1)))
 }

@@ -4,7 +4,7 @@
 //! Time is told by looks at the resting pools, not by a clock: each of them is looked at once a second.
 
 use super::api_server::{install, pool};
-use super::operator_process::Operator;
+use super::operator::Operator;
 use super::support::{apply, eventually, get, kubectl, on_cluster, step};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kvasir_cluster::{AuditEvent, Cluster, Layers, until};
@@ -135,7 +135,7 @@ impl<'a> Rest<'a> {
 
 fn start(cluster: &Cluster) -> Operator {
     let access = cluster.user(USER, Some("system:masters")).unwrap();
-    Operator::start(cluster, &access, "1", &["--lease-namespace=default", "--log=warn"])
+    Operator::start(cluster, access.kubeconfig(), "1", &["--lease-namespace=default", "--log=warn"])
 }
 
 /// What the operator wrote, leases aside.

@@ -4,12 +4,12 @@
 //! `replicas + maxSurge`, and none beyond `replicas` that finds no device. At every rest: status says what an oracle says. A life follows from
 //! its seed, which is printed; `KVASIR_LIVES_SEED` plays one again, `KVASIR_LIVES` and `KVASIR_LIFE_STEPS` say how many and how long.
 
-mod answers;
+pub mod answers;
 mod oracle;
-mod steps;
+pub mod steps;
 
 use super::api_server::install;
-use super::operator::Process;
+use super::operator::Operator;
 use super::support::{PATIENCE, apply, from_environment, get, on_cluster};
 use answers::{Seen, Shared, Truth};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -19,6 +19,7 @@ use kvasir_cluster::{Cluster, Layers, NodeSpec, Play, PlayedNodes, until};
 use kvasir_operator::api::ServingPool;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use steps::{DEVICES, Happens, NODES, Step, Then, Wish, life};
@@ -38,7 +39,7 @@ fn a_pool_keeps_its_promises_and_tells_the_truth_whatever_happens_to_it() {
         let (first, lives) = (from_environment("KVASIR_LIVES_SEED", SEED), from_environment("KVASIR_LIVES", LIVES));
         for seed in first..first + lives {
             let began = Instant::now();
-            let mut stage = Stage::open(cluster, &nodes).await;
+            let mut stage = Stage::open(cluster, &nodes, cluster.admin().kubeconfig()).await;
             stage.play(&life(seed, from_environment("KVASIR_LIFE_STEPS", STEPS) as usize), seed).await;
             stage.close().await;
             eprintln!("{:>7.1} s  life of seed {seed}", began.elapsed().as_secs_f64());
@@ -48,12 +49,12 @@ fn a_pool_keeps_its_promises_and_tells_the_truth_whatever_happens_to_it() {
 }
 
 /// A pool with everything around it.
-struct Stage<'a> {
+pub struct Stage<'a> {
     cluster: &'a Cluster,
     nodes: &'a PlayedNodes,
     client: Client,
     namespace: String,
-    operator: Process,
+    operator: Operator,
     truth: Shared,
     answers: answers::Answers,
     wish: Wish,
@@ -75,7 +76,8 @@ fn pool(namespace: &str, wish: &Wish) -> Value {
 // === impl Stage ===
 
 impl<'a> Stage<'a> {
-    async fn open(cluster: &'a Cluster, nodes: &'a PlayedNodes) -> Self {
+    /// A pool at rest, and an operator that reaches the API server this way.
+    pub async fn open(cluster: &'a Cluster, nodes: &'a PlayedNodes, kubeconfig: &Path) -> Self {
         let client = cluster.client().await.unwrap();
         let namespace = cluster.namespace("life", &[]).await.unwrap();
         let plays: Arc<Mutex<BTreeMap<String, Play>>> = Arc::default();
@@ -89,7 +91,7 @@ impl<'a> Stage<'a> {
         truth.lock().wishes.insert(1, wish.clone());
         let answers = truth.answer(&client, &namespace);
         apply(cluster, &pool(&namespace, &wish));
-        let operator = Process::start(cluster, &namespace);
+        let operator = Operator::start(cluster, kubeconfig, "1", &[&format!("--lease-namespace={namespace}")]);
         let mut stage = Self { cluster, nodes, client, namespace, operator, truth, answers, wish, plays };
         stage.rest("the beginning").await;
         stage
@@ -105,12 +107,24 @@ impl<'a> Stage<'a> {
                 Then::Rest => self.rest(&what).await,
                 Then::Moves(count) => self.moved(&what, moves + count).await,
             }
-            let wrong = self.truth.lock().wrong.clone();
-            assert!(wrong.is_empty(), "{what}: {wrong:#?}\n{}", self.operator.log());
+            self.agree(&what);
         }
         self.rest(&format!("seed {seed}, the end")).await;
+        self.agree(&format!("seed {seed}, the end"));
+    }
+
+    /// Nothing wrong was seen so far.
+    pub fn agree(&self, what: &str) {
         let wrong = self.truth.lock().wrong.clone();
-        assert!(wrong.is_empty(), "seed {seed}, the end: {wrong:#?}\n{}", self.operator.log());
+        assert!(wrong.is_empty(), "{what}: {wrong:#?}\n{}", self.operator.log());
+    }
+
+    pub fn cluster(&self) -> &'a Cluster {
+        self.cluster
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     async fn happen(&mut self, happens: &Happens) {
@@ -147,12 +161,12 @@ impl<'a> Stage<'a> {
             }
             Happens::OperatorKilled => {
                 self.operator.kill();
-                self.operator = Process::start(self.cluster, &self.namespace);
+                self.operator = Operator::beside(self.cluster, &self.namespace);
             }
         }
     }
 
-    async fn edit(&mut self, wish: &Wish) {
+    pub async fn edit(&mut self, wish: &Wish) {
         if *wish == self.wish {
             return;
         }
@@ -210,14 +224,14 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until all is at rest and status says so.
-    async fn rest(&mut self, what: &str) {
+    pub async fn rest(&mut self, what: &str) {
         let rested = until("a rest that status tells as it is", PATIENCE, || self.at_rest()).await;
         rested.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.operator.log()));
         self.truth.lock().calm = true;
     }
 
     /// Waits until so much has moved, or all is at rest.
-    async fn moved(&self, what: &str, moves: u64) {
+    pub async fn moved(&self, what: &str, moves: u64) {
         let moved =
             until(
                 "a move or a rest",
@@ -230,7 +244,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The pool goes with everything that was made for it.
-    async fn close(mut self) {
+    pub async fn close(mut self) {
         drop(self.answers);
         self.operator.kill();
         super::support::kubectl(self.cluster, &["delete", "namespace", &self.namespace, "--wait=false"]);

@@ -191,7 +191,9 @@ impl Harbour<'_> {
     async fn fetches_nothing_again(&self) {
         let began = Instant::now();
         let (pods, before) = (self.pods("worker"), self.lives());
-        kubectl(self.cluster, &["-n", self.namespace, "delete", "pod", pods[0]["metadata"]["name"].as_str().unwrap()]);
+        // Not waited for: the next pod has the same name, and kubectl may take one for the other.
+        let victim = pods[0]["metadata"]["name"].as_str().unwrap();
+        kubectl(self.cluster, &["-n", self.namespace, "delete", "pod", victim, "--wait=false"]);
         for pid in processes_of(pods[1]["metadata"]["uid"].as_str().unwrap(), "kvasir-worker") {
             Cluster::output(Command::new("kill").args(["-9", &pid])).unwrap();
         }

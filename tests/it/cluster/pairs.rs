@@ -1,7 +1,7 @@
 //! Pairs of devices through the operator: a draft beside its target, tied by an attribute, under the real scheduler.
 
 use super::api_server::install;
-use super::operator::Process;
+use super::operator::Operator;
 use super::support::{apply, eventually, feed, get, on_cluster};
 use kvasir_cluster::{Cluster, DeviceSpec, Layers, NodeSpec};
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ fn the_operator_gets_a_linked_pair_or_says_that_there_is_none_or_serves_without_
         cluster.offer_devices("split", DRIVER, &devices(&["a", "b", "c"])).await.unwrap();
         cluster.offer_devices("linked", DRIVER, &devices(&["d", "e", "e"])).await.unwrap();
         let namespace = cluster.namespace("pairs", &[]).await.unwrap();
-        let operator = Process::start(cluster, &namespace);
+        let operator = Operator::beside(cluster, &namespace);
         let class = json!({"count": 1, "deviceClassName": "gpu"});
 
         apply(cluster, &pool(&namespace, "first", &class, "Fail"));

@@ -4,11 +4,12 @@
 //! The operator runs as a process with the account and the rights of the chart; routers as processes with the account that it made for them. No
 //! node is needed: pods that nobody runs are made, changed and deleted all the same.
 
-use super::api_server::{pool, root};
-use super::operator_process::Operator;
+use super::api_server::pool;
+use super::operator::Operator;
 use super::support::{apply, built, eventually, get, kubectl, on_cluster, step, try_kubectl};
 use crate::chart::rights::rights;
 use crate::e2e::support::{Process, free_port};
+use crate::root;
 use kvasir_cli::client::Client;
 use kvasir_cluster::{AuditEvent, Cluster, Layers, until};
 use kvasir_operator::design::ROUTABLE;
@@ -156,7 +157,7 @@ async fn uses(cluster: &Cluster, user: &str, wanted: &Right) {
 async fn a_whole_life(cluster: &Cluster, namespace: &str, user: &str) -> String {
     let access = cluster.service_account(SYSTEM, "kvasir-operator").await.unwrap();
     let args = ["--lease-namespace=kvasir-system", "--log=debug"];
-    let operator = Operator::start(cluster, &access, "1", &args);
+    let operator = Operator::start(cluster, access.kubeconfig(), "1", &args);
     uses(cluster, user, &right("", "pods", "create")).await;
     uses(cluster, user, &right("autoscaling", "horizontalpodautoscalers", "list")).await;
     // A foreign hand, twice: the second time is told as a series.
@@ -193,7 +194,7 @@ async fn a_whole_life(cluster: &Cluster, namespace: &str, user: &str) -> String 
     }
     let said = operator.end();
     // The next one has another image for workers, and changes it in place.
-    let operator = Operator::start(cluster, &access, "2", &args);
+    let operator = Operator::start(cluster, access.kubeconfig(), "2", &args);
     uses(cluster, user, &right("", "pods", "patch")).await;
     merge(cluster, namespace, &["spool", "harbour"], &json!({"spec": {"replicas": 0}}));
     uses(cluster, user, &right("", "pods", "delete")).await;
