@@ -203,7 +203,7 @@ fn no_replicas_is_a_state_with_a_status() {
     let goal = goal(0);
     let status = compute(&observed(&goal, Some(&plan(0, 0, 0, 0, vec![], vec![])), 0), None);
     assert_eq!(is(&status, C::Ready), (S::True, "ScaledToZero".to_owned()));
-    assert_eq!((status.reason.as_deref(), &*kstatus(&status)), (Some("ScaledToZero"), "Current"));
+    assert_eq!((status.reason.as_deref(), kstatus(&status)), (Some("ScaledToZero"), "Current"));
     assert_eq!((status.replicas, status.desired_replicas, status.rollout), (0, Some(0), None));
 }
 
